@@ -66,7 +66,7 @@ async def run(quick: bool) -> Report:
     requests, rounds = (20, 1) if quick else (REQUESTS, ROUNDS)
     async with run_network(NODES, NODE_VRAM_BYTES) as (devnet, net):
         config = str(devnet.directory)
-        async with run_server(config, "--lease-steps", "4096") as (url, pid), _open() as http:
+        async with run_server(config, "--lease-steps", "4096") as (url, pid), open_http() as http:
             say("first tokens")
             first = await measure_first_tokens(http, url, requests)
             say("a conversation")
@@ -79,19 +79,23 @@ async def run(quick: bool) -> Report:
         for number in range(rounds):
             say(f"{CHATS} chats, round {number + 1}")
             many = ("--leases", str(CHATS), "--warm", str(CHATS), "--lease-steps", "256")
-            async with run_server(config, *many) as (url, _), _open() as http:
+            async with run_server(config, *many) as (url, _), open_http() as http:
                 await chat_over_http(http, url)  # waits for the leases
                 served = await chat_over_http(http, url)
             chats.append({"serve": served, "sdk": await chat_by_sdk(net)})
     return make_report(first, fed, sampled, memory, gas, chats, requests)
 
 
-def _open() -> aiohttp.ClientSession:
+def open_http() -> aiohttp.ClientSession:
+    """Return a client without a limit of connections."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
 
-async def _stream(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Send a completion; return the seconds to its first token, its text, usage and execution."""
+async def ask_stream(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Send a completion; return the seconds to its first token, its text, usage and execution.
+
+    A stream begins before it is known who computes it, so its usage names the execution.
+    """
     body = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}, **body}
     begun, first, text, usage = time.perf_counter(), None, "", {}
     async with http.post(f"{url}/completions", json=body) as reply:
@@ -105,7 +109,7 @@ async def _stream(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
                 if choice["text"] and first is None:
                     first = time.perf_counter() - begun
                 text += choice["text"]
-        execution = reply.headers["x-splitup-execution"]
+    execution = usage["splitup"]["executions"][0]
     return {"first_s": first, "text": text, "usage": usage, "execution": execution}
 
 
@@ -113,11 +117,11 @@ async def measure_first_tokens(
     http: aiohttp.ClientSession, url: str, requests: int
 ) -> dict[str, Any]:
     """Return the seconds to the first token of requests with different prompts, one at a time."""
-    await _stream(http, url, {"prompt": "warm", "max_tokens": 2})
+    await ask_stream(http, url, {"prompt": "warm", "max_tokens": 2})
     times, executions = [], set()
     for number in range(requests):
         prompt = f"{_WORDS[number % 8]} for {_WORDS[number // 8 % 8]} number {number}"
-        answer = await _stream(http, url, {"prompt": prompt, "max_tokens": 4, "temperature": 0})
+        answer = await ask_stream(http, url, {"prompt": prompt, "max_tokens": 4, "temperature": 0})
         if answer["first_s"] is not None:  # the model may end a text at once
             times.append(answer["first_s"])
         executions.add(answer["execution"])
@@ -134,9 +138,9 @@ async def measure_second_turn(
     """
     bias = {"0": -100}  # the token that ends a text
     asked = {"prompt": "library", "max_tokens": TURN_TOKENS, "seed": 1, "logit_bias": bias}
-    first = await _stream(http, url, asked | {"temperature": temperature})
+    first = await ask_stream(http, url, asked | {"temperature": temperature})
     again = {"prompt": f"library{first['text']} more", "max_tokens": 2}
-    usage = (await _stream(http, url, again))["usage"]
+    usage = (await ask_stream(http, url, again))["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     return {"prompt": usage["prompt_tokens"], "fed": usage["prompt_tokens"] - cached}
 
@@ -149,7 +153,7 @@ async def measure_idle(url: str, pid: int, count: int) -> float:
         for _ in range(count):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             stack.callback(writer.close)
-        async with _open() as http, http.get(f"{url}/models") as reply:
+        async with open_http() as http, http.get(f"{url}/models") as reply:
             assert reply.status == 200  # by now it has taken them all
         return (read_rss_bytes(pid) - before) / 1e6
 
@@ -172,7 +176,7 @@ async def chat_over_http(http: aiohttp.ClientSession, url: str) -> float:
     begun = time.perf_counter()
     answers = await asyncio.gather(
         *(
-            _stream(
+            ask_stream(
                 http,
                 url,
                 {"prompt": "library for", "max_tokens": TOKENS, "seed": seed, "temperature": 0.8},

@@ -57,7 +57,7 @@ export async function stop(stream: string): Promise<void> {
   await fetch(`/v1/streams/${stream}`, { method: "DELETE", headers: makeHeaders() });
 }
 
-export type Delta = { text: string; finish: string | null; usage: Usage | null };
+export type Delta = { text: string; thought: string; finish: string | null; usage: Usage | null };
 
 export type Usage = {
   prompt_tokens: number;
@@ -94,13 +94,14 @@ export async function* stream(
       if (data === undefined || data === "[DONE]") continue;
       const chunk = JSON.parse(data);
       if (chunk.error) {  // it ended early, and tells what it cost
-        yield { text: "", finish: chunk.error.code === "stopped" ? "stopped" : null, usage: chunk.usage ?? null };
+        yield { text: "", thought: "", finish: chunk.error.code === "stopped" ? "stopped" : null, usage: chunk.usage ?? null };
         if (chunk.error.code === "stopped") return;
         throw new ApiError(chunk.error.message, 502);
       }
       const choice = chunk.choices?.[0];
       yield {
         text: choice?.delta?.content ?? choice?.text ?? "",
+        thought: choice?.delta?.reasoning_content ?? "",
         finish: choice?.finish_reason ?? null,
         usage: chunk.usage ?? null,
       };

@@ -19,6 +19,7 @@ type Model = {
 type Message = {
   role: "user" | "assistant";
   given: string; // that an answer continues, "" for a turn of a conversation
+  thought: string; // of the model, before it answered
   text: string;
   images: string[]; // data URLs
   usage: Usage | null;
@@ -40,7 +41,7 @@ const START: Settings = { model: "", mode: "chat", system: "", temperature: 0.7,
 const TEXT_TOKENS = 64; // of a continuation: the API's own 16 are half a sentence
 
 function makeMessage(role: Message["role"], given: string, text: string, images: string[]): Message {
-  return { role, given, text, images, usage: null, arrivals: [], finish: null, error: "" };
+  return { role, given, thought: "", text, images, usage: null, arrivals: [], finish: null, error: "" };
 }
 
 function takesTurns(model: Model): boolean {
@@ -166,7 +167,8 @@ export class ChatView extends Part {
     try {
       const [path, body] = this.makeBody();
       for await (const delta of stream(path, body, running.signal, (id) => (this.stream = id))) {
-        if (delta.text) answer.arrivals.push(performance.now() - began);
+        if (delta.text || delta.thought) answer.arrivals.push(performance.now() - began);
+        answer.thought += delta.thought;
         answer.text += delta.text;
         answer.finish = delta.finish ?? answer.finish;
         answer.usage = delta.usage ?? answer.usage;
@@ -272,6 +274,12 @@ export class ChatView extends Part {
     const seconds = arrivals.length > 1 ? (arrivals.at(-1)! - arrivals[0]) / 1000 : 0;
     const speed = seconds > 0 ? `${((arrivals.length - 1) / seconds).toFixed(1)} tokens/s` : "";
     return html`<article class="message assistant">
+      ${
+        message.thought
+          ? html`<details ?open=${isRunning && !message.text}><summary>What the model thought</summary>
+              <div class="text given">${message.thought}</div></details>`
+          : null
+      }
       <div class="text" aria-busy=${isRunning}>${
         message.given ? html`<span class="given">${message.given}</span>${message.text}` : message.text.trimStart()
       }${isRunning ? html`<span class="cursor"></span>` : null}</div>

@@ -72,6 +72,7 @@ class Report:
     prompt: tuple[int, ...]
     cached_tokens: int = 0  # leading ones of the prompt, which were not fed again
     completion_tokens: int = 0  # all that were sampled, also what a stop string or the end took
+    reasoning_tokens: int = 0  # those of them that are a thought
     finish_reason: FinishReason = "length"
     stop: str | None = None  # the string that ended it
     execution_ids: list[str] = field(default_factory=list)  # of all attempts

@@ -21,6 +21,7 @@ from splitup_gateway.apis.requests import (
     Sampling,
 )
 from splitup_gateway.apis.response_requests import ResponseRequest
+from splitup_gateway.apis.thoughts import ThoughtMarks, find_marks
 from splitup_gateway.apis.tools import Toolbox
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import (
@@ -38,6 +39,7 @@ class _Conversation:
     tokens: tuple[int, ...]
     images: tuple[bytes, ...]
     toolbox: Toolbox | None
+    marks: ThoughtMarks | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Prepared:
 
     texts: tuple[GenerationOptions, ...]
     toolbox: Toolbox | None = None
+    marks: ThoughtMarks | None = None  # around what the model thinks
 
     @property
     def images(self) -> int:
@@ -68,6 +71,8 @@ async def prepare(model: TextModel, asked: Sampling, principal: str = "") -> Pre
     tokens, images, toolbox = read.tokens, read.images, read.toolbox
     if toolbox is not None and (constrained := toolbox.make_grammar(grammar)) is not None:
         field, grammar = "tools", constrained
+    if grammar is not None and read.marks is not None:
+        grammar = read.marks.allow(grammar)
     await _check_grammar(model, grammar, field)
     try:
         places = find_images(tokens, model.info.images, len(images))
@@ -85,7 +90,7 @@ async def prepare(model: TextModel, asked: Sampling, principal: str = "") -> Pre
         GenerationOptions(tokens, count, stop, sampler, adjustments, grammar, images, marked)
         for sampler in asked.make_samplers()
     )
-    return Prepared(texts, toolbox)
+    return Prepared(texts, toolbox, read.marks)
 
 
 async def count_prompt(model: TextModel, asked: ChatRequest, principal: str = "") -> int:
@@ -105,8 +110,10 @@ async def _read_conversation(
     if images and model.info.images is None:
         raise ApiError(f"the model '{model.name}' takes no images", param="image_url")
     toolbox = asked.make_toolbox(chat.template)
-    tokens = await _encode_chat(model, chat, asked, toolbox, len(images), principal)
-    return _Conversation(tokens, images, toolbox)
+    text = await _render_chat(model, chat, asked, toolbox, principal)
+    marks = await find_marks(chat.template, text, model.tokenizer)
+    tokens = await _encode_chat(model, text, len(images), principal)
+    return _Conversation(tokens, images, toolbox, marks)
 
 
 async def _prepare_completion(
@@ -169,21 +176,20 @@ async def _encode(model: TextModel, prompt: str | list[int], principal: str) -> 
     return tokens
 
 
-async def _encode_chat(
+async def _render_chat(
     model: TextModel,
     chat: ChatInfo,
     asked: ChatRequest | ResponseRequest,
     toolbox: Toolbox | None,
-    images: int,
     principal: str,
-) -> tuple[int, ...]:
+) -> str:
     messages, variables = asked.list_messages(), asked.make_variables()
     tools = None if toolbox is None else toolbox.list_for_template()
     tokenizer = model.tokenizer
     length = len(str(messages)) + len(str(tools)) + len(str(variables))
     context = model.info.context
     try:
-        text = await tokenizer.read(
+        return await tokenizer.read(
             length,
             lambda reader: reader.render_chat(chat, messages, tools, variables, context=context),
             principal,
@@ -192,6 +198,10 @@ async def _encode_chat(
         raise
     except InvalidInput as error:
         raise ApiError(str(error), param="messages", code="context_length_exceeded") from None
+
+
+async def _encode_chat(model: TextModel, text: str, images: int, principal: str) -> tuple[int, ...]:
+    tokenizer = model.tokenizer
     if images and (info := model.info.images) is not None:
         try:
             text = await tokenizer.run(partial(expand_prompt, text, tokenizer, info, images))

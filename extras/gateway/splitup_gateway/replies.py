@@ -33,6 +33,7 @@ from splitup_gateway.apis.streams import (
     write_events,
     write_whole,
 )
+from splitup_gateway.apis.thoughts import ThoughtParser
 from splitup_gateway.apis.tools import CallParser
 from splitup_gateway.charges import Charge
 from splitup_gateway.generation import Report
@@ -141,6 +142,7 @@ class Replies:
                 index,
                 Report(text.prompt),
                 None if prepared.toolbox is None else CallParser(prepared.toolbox, asking.names),
+                None if prepared.marks is None else ThoughtParser(prepared.marks),
             )
             for index, text in enumerate(prepared.texts)
         ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from splitup.client.text.generation import TextModel
+from splitup_gateway.apis.thoughts import Thought, ThoughtParser
 from splitup_gateway.apis.tools import AnswerPart, CallParser, ToolCall
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece, Report
@@ -24,8 +25,10 @@ class AnswerChoice:
     index: int
     report: Report
     parser: CallParser | None = None  # None: the answer is text, whatever it looks like
+    thoughts: ThoughtParser | None = None  # None: nor does the model think
     pieces: list[Piece] = field(default_factory=list)
-    parts: list[AnswerPart] = field(default_factory=list)  # no text follows a text
+    # no text follows a text, no thought a thought
+    parts: list[AnswerPart] = field(default_factory=list)
     length: int = 0  # of all tokens' texts, in characters
     is_ended: bool = False
 
@@ -34,20 +37,35 @@ class AnswerChoice:
         self.pieces.append(piece)
         text = piece.token.text
         self.length += len(text)
-        return self._take([text] if self.parser is None else self.parser.push(text))
+        return self._take(
+            [text] if self.thoughts is None else self.thoughts.push(piece.token.id, text)
+        )
 
     def finish(self) -> list[AnswerPart]:
         """Return what was held back, when no token follows."""
         self.is_ended = True
-        return self._take([] if self.parser is None else self.parser.finish())
+        return self._take([] if self.thoughts is None else self.thoughts.finish())
 
-    def _take(self, parts: list[AnswerPart]) -> list[AnswerPart]:
+    def _take(self, parts: Iterable[str | Thought]) -> list[AnswerPart]:
+        found: list[AnswerPart] = []
         for part in parts:
-            if isinstance(part, str) and self.parts and isinstance(self.parts[-1], str):
-                self.parts[-1] += part
+            if self.parser is None or isinstance(part, Thought):
+                found.append(part)
             else:
-                self.parts.append(part)
-        return parts
+                found += self.parser.push(part)
+        if self.is_ended and self.parser is not None:
+            found += self.parser.finish()
+        if self.thoughts is not None:
+            self.report.reasoning_tokens = self.thoughts.tokens
+        for made in found:
+            match (self.parts[-1] if self.parts else None), made:
+                case str(before), str():
+                    self.parts[-1] = before + made
+                case Thought(before), Thought(more):
+                    self.parts[-1] = Thought(before + more)
+                case _:
+                    self.parts.append(made)
+        return found
 
     def describe_progress(self) -> str:
         """Return how far it is, for those who wait."""
@@ -57,8 +75,13 @@ class AnswerChoice:
 
     @property
     def text(self) -> str:
-        """The text so far, without calls."""
+        """The text so far, without thoughts and calls."""
         return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def thought(self) -> str:
+        """What the model thought so far."""
+        return "".join(part.text for part in self.parts if isinstance(part, Thought))
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -196,6 +219,8 @@ class CompletionForm(EventStream):
         if isinstance(part, ToolCall):
             place = choice.calls.index(part)
             content = {"delta": {"tool_calls": [{"index": place, **_describe_call(part)}]}}
+        elif isinstance(part, Thought):
+            content = {"delta": {"reasoning_content": part.text}}
         elif self._is_chat:
             content = {"delta": {"content": part}}
         return self._make([_chunk_choice(choice.index, **content)], is_chunk=True)
@@ -262,6 +287,8 @@ class CompletionForm(EventStream):
 
 def _make_message(choice: AnswerChoice) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.thought:
+        message["reasoning_content"] = choice.thought
     if choice.calls:
         message["content"] = choice.text or None
         message["tool_calls"] = [_describe_call(call) for call in choice.calls]
@@ -288,6 +315,9 @@ def make_usage(reports: Sequence[Report]) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {
             "cached_tokens": sum(report.cached_tokens for report in prompts.values())
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(report.reasoning_tokens for report in reports)
         },
         "splitup": make_cost(reports),
     }

@@ -9,11 +9,13 @@ from typing import Any, Final
 from splitup.client.text.generation import TextModel
 from splitup_gateway.apis.answers import AnswerChoice, Event, EventStream, make_cost
 from splitup_gateway.apis.messages import MessagesRequest
+from splitup_gateway.apis.thoughts import Thought
 from splitup_gateway.apis.tools import AnswerPart, ToolCall
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece, Report
 from splitup_gateway.names import AnswerNames
 
+_SIGNATURE: Final = ""  # of a thought: nobody checks one here, and clients send it back
 _ERRORS: Final = {
     401: "authentication_error",
     402: "billing_error",
@@ -37,7 +39,7 @@ class MessagesForm(EventStream):
         self._asked = asked
         self._id = (names or AnswerNames()).make_id("msg_")
         self._block = 0  # the number of the next or open one
-        self._is_in_text = False
+        self._open: type[str | Thought] | None = None  # what the open block is of
 
     def tell(self, choice: AnswerChoice, note: str) -> bytes:
         """Return a ping."""
@@ -72,7 +74,7 @@ class MessagesForm(EventStream):
 
     def end(self, choice: AnswerChoice, parts: Sequence[AnswerPart]) -> list[Event]:
         """Return the events after the last token."""
-        return [event for part in parts for event in self._add_part(part)] + self._end_text()
+        return [event for part in parts for event in self._add_part(part)] + self._end_block()
 
     def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:
         """Return why the answer ended, and what it took."""
@@ -87,19 +89,25 @@ class MessagesForm(EventStream):
         if isinstance(part, ToolCall):
             begun = {**_make_block(part), "input": {}}
             delta = {"type": "input_json_delta", "partial_json": part.arguments}
-            ended = self._end_text()
+            ended = self._end_block()
             return [*ended, self._start(begun), self._make("delta", delta=delta), self._stop()]
         events = []
-        if not self._is_in_text:
-            self._is_in_text = True
-            events.append(self._start(_make_block("")))
-        return [*events, self._make("delta", delta={"type": "text_delta", "text": part})]
+        if self._open is not type(part):
+            events = [*self._end_block(), self._start(_make_block(type(part)("")))]
+            self._open = type(part)
+        if isinstance(part, Thought):
+            delta = {"type": "thinking_delta", "thinking": part.text}
+        else:
+            delta = {"type": "text_delta", "text": part}
+        return [*events, self._make("delta", delta=delta)]
 
-    def _end_text(self) -> list[Event]:
-        if not self._is_in_text:
+    def _end_block(self) -> list[Event]:
+        ended, self._open = self._open, None
+        if ended is None:
             return []
-        self._is_in_text = False
-        return [self._stop()]
+        signature = {"type": "signature_delta", "signature": _SIGNATURE}
+        signed = [self._make("delta", delta=signature)] if ended is Thought else []
+        return [*signed, self._stop()]
 
     def _start(self, block: Event) -> Event:
         return self._make("start", content_block=block)
@@ -135,6 +143,8 @@ def _make_block(part: AnswerPart) -> Event:
     if isinstance(part, ToolCall):
         arguments = json.loads(part.arguments)
         return {"type": "tool_use", "id": part.id, "name": part.name, "input": arguments}
+    if isinstance(part, Thought):
+        return {"type": "thinking", "thinking": part.text, "signature": _SIGNATURE}
     return {"type": "text", "text": part}
 
 
@@ -149,6 +159,7 @@ def _count_tokens(report: Report) -> Event:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": report.cached_tokens,
         "output_tokens": report.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": report.reasoning_tokens},
     }
 
 

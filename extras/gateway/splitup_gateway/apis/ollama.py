@@ -24,6 +24,7 @@ from splitup_gateway.apis.requests import (
     CompletionRequest,
     parse_request,
 )
+from splitup_gateway.apis.thoughts import Thought, name_marks
 from splitup_gateway.apis.tools import MAX_TOOLS, AnswerPart, Tool, ToolCall, find_syntax
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece
@@ -78,7 +79,7 @@ class _OllamaRequest(RequestFields):
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
     keep_alive: Any = None  # leases are kept by the server's own options
-    think: Literal[False] | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
 
     def make_fields(self) -> dict[str, Any]:
         """Return the fields that all requests of the OpenAI API have. Raises ApiError."""
@@ -99,7 +100,10 @@ class _OllamaRequest(RequestFields):
         return fields
 
     def _make_thinking(self) -> dict[str, Any]:
-        return {} if self.think is None else {"reasoning": {"enabled": self.think}}
+        if self.think is None:
+            return {}
+        kind = "enabled" if isinstance(self.think, bool) else "effort"
+        return {"reasoning": {kind: self.think}}
 
 
 class GenerateRequest(_OllamaRequest):
@@ -227,9 +231,11 @@ class OllamaForm:
     def _make(self, parts: Sequence[AnswerPart]) -> Event:
         text = "".join(part for part in parts if isinstance(part, str))
         made: Event = {"model": self.model.name, "created_at": datetime.now(UTC).isoformat()}
+        thought = "".join(part.text for part in parts if isinstance(part, Thought))
+        thinking = {"thinking": thought} if thought else {}
         if not self.is_chat:
-            return {**made, "response": text}
-        message: Event = {"role": "assistant", "content": text}
+            return {**made, "response": text, **thinking}
+        message: Event = {"role": "assistant", "content": text, **thinking}
         calls = [part for part in parts if isinstance(part, ToolCall)]
         if calls:
             message["tool_calls"] = [
@@ -275,6 +281,7 @@ def show_model(model: TextModel) -> Event:
     """Return the answer of /api/show."""
     chat = model.info.chat
     has_tools = chat is not None and find_syntax(chat.template) is not None
+    thinks = chat is not None and name_marks(chat.template) is not None
     return {
         "details": _DETAILS,
         "template": "" if chat is None else chat.template,
@@ -286,6 +293,7 @@ def show_model(model: TextModel) -> Event:
         "capabilities": [
             "completion",
             *(["tools"] if has_tools else []),
+            *(["thinking"] if thinks else []),
             *(["vision"] if model.info.images is not None else []),
         ],
         "modified_at": "1970-01-01T00:00:00Z",

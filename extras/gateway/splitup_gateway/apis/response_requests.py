@@ -87,13 +87,19 @@ class ReasoningItem(RequestFields):
     class Text(RequestFields):
         """A part of it."""
 
-        type: Literal["reasoning_text"]
+        type: Literal["reasoning_text", "summary_text"]
         text: str
 
-    harmless = RequestFields.harmless | {"summary", "encrypted_content", "status", "id"}
+    harmless = RequestFields.harmless | {"encrypted_content", "status", "id"}
 
     type: Literal["reasoning"]
     content: list[Text] | None = None
+    summary: list[Text] | None = None  # of this server: all of it
+
+    @property
+    def text(self) -> str:
+        """What the model thought, "" when only its provider can tell."""
+        return "".join(part.text for part in self.content or self.summary or ())
 
 
 def _find_type(item: Any) -> str:
@@ -172,8 +178,8 @@ class ResponseRequest(Conversing):
         thought: dict[str, Any] = {}  # before what the assistant says or calls next
         for item in items:
             if isinstance(item, ReasoningItem):
-                if item.content:
-                    thought = {"reasoning_content": "".join(part.text for part in item.content)}
+                if item.text:
+                    thought = {"reasoning_content": item.text}
             elif isinstance(item, CallItem):
                 call = make_template_call(item.call_id, item.name, item.arguments)
                 if thought or not messages or messages[-1]["role"] != "assistant":

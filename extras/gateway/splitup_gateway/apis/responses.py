@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from splitup.client.text.generation import TextModel
 from splitup_gateway.apis.answers import AnswerChoice, Event, EventStream, describe_token, make_cost
 from splitup_gateway.apis.response_requests import ResponseRequest
+from splitup_gateway.apis.thoughts import Thought
 from splitup_gateway.apis.tools import AnswerPart, ToolCall
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece
 from splitup_gateway.names import AnswerNames
+
+_SUMMARY: Final = "response.reasoning_summary"  # which has all that the model thought
 
 
 class ResponseForm(EventStream):
@@ -27,7 +30,7 @@ class ResponseForm(EventStream):
         self._asked = asked
         self._id = names.make_id("resp_")
         self._done = 0  # items of the output that have been sent as events
-        self._is_in_message = False
+        self._open: type[str | Thought] | None = None  # what the item is of that is told
         self._created = names.created
         self._events = 0
 
@@ -78,24 +81,33 @@ class ResponseForm(EventStream):
         events = []
         for part in parts or [""] * (not choice.parts):
             events += self._add_part(choice, part, [])
-        return events + self._end_message(choice)
+        return events + self._end_item(choice)
 
     def _add_part(
         self, choice: AnswerChoice, part: AnswerPart, logprobs: list[Event]
     ) -> list[Event]:
         if isinstance(part, ToolCall):
-            return self._end_message(choice) + self._add_call(choice, part)
-        events = []
-        if not self._is_in_message:
-            self._is_in_message = True
-            item = {**self._make_item(choice, self._done), "status": "in_progress", "content": []}
-            place = self._place()
-            events = [
-                self._make("response.output_item.added", output_index=self._done, item=item),
-                self._make("response.content_part.added", **place, part=_make_part("", [])),
-            ]
-        name = "response.output_text.delta"
-        return [*events, self._make(name, **self._place(), delta=part, logprobs=logprobs)]
+            return self._end_item(choice) + self._add_call(choice, part)
+        events = [] if self._open is type(part) else self._begin_item(choice, type(part))
+        if isinstance(part, Thought):
+            delta = self._make(f"{_SUMMARY}_text.delta", **self._place(), delta=part.text)
+        else:
+            name = "response.output_text.delta"
+            delta = self._make(name, **self._place(), delta=part, logprobs=logprobs)
+        return [*events, delta]
+
+    def _begin_item(self, choice: AnswerChoice, kind: type[str | Thought]) -> list[Event]:
+        events = self._end_item(choice)
+        self._open = kind
+        name, field, part = "response.content_part", "content", _make_part("", [])
+        if kind is Thought:
+            name, field, part = f"{_SUMMARY}_part", "summary", _make_summary("")
+        item = {**self._make_item(choice, self._done), "status": "in_progress", field: []}
+        return [
+            *events,
+            self._make("response.output_item.added", output_index=self._done, item=item),
+            self._make(f"{name}.added", **self._place(), part=part),
+        ]
 
     def _add_call(self, choice: AnswerChoice, call: ToolCall) -> list[Event]:
         place = {"item_id": self._get_item_id(self._done), "output_index": self._done}
@@ -112,19 +124,27 @@ class ResponseForm(EventStream):
             self._make("response.output_item.done", output_index=place["output_index"], item=item),
         ]
 
-    def _end_message(self, choice: AnswerChoice) -> list[Event]:
-        if not self._is_in_message:
+    def _end_item(self, choice: AnswerChoice) -> list[Event]:
+        if self._open is None:
             return []
         item, place = self._make_item(choice, self._done), self._place()
-        [part] = item["content"]
-        text, logprobs = part["text"], part["logprobs"]
-        self._is_in_message = False
+        if self._open is Thought:
+            [part] = item["summary"]
+            told = [
+                self._make(f"{_SUMMARY}_text.done", **place, text=part["text"]),
+                self._make(f"{_SUMMARY}_part.done", **place, part=part),
+            ]
+        else:
+            [part] = item["content"]
+            text, logprobs = part["text"], part["logprobs"]
+            told = [
+                self._make("response.output_text.done", **place, text=text, logprobs=logprobs),
+                self._make("response.content_part.done", **place, part=part),
+            ]
+        self._open = None
         self._done += 1
-        return [
-            self._make("response.output_text.done", **place, text=text, logprobs=logprobs),
-            self._make("response.content_part.done", **place, part=part),
-            self._make("response.output_item.done", output_index=place["output_index"], item=item),
-        ]
+        index = place["output_index"]
+        return [*told, self._make("response.output_item.done", output_index=index, item=item)]
 
     def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:
         """Return the event with the whole answer."""
@@ -137,7 +157,8 @@ class ResponseForm(EventStream):
 
     def _place(self) -> Event:
         item_id = self._get_item_id(self._done)
-        return {"item_id": item_id, "output_index": self._done, "content_index": 0}
+        index = "summary_index" if self._open is Thought else "content_index"
+        return {"item_id": item_id, "output_index": self._done, index: 0}
 
     def _get_item_id(self, place: int) -> str:
         return f"item_{self._id.removeprefix('resp_')}_{place}"
@@ -172,12 +193,18 @@ class ResponseForm(EventStream):
         item_id = self._get_item_id(place)
         if isinstance(part, ToolCall):
             return _make_call_item(item_id, part)
-        logprobs = self._list_logprobs(choice.pieces) if place == 0 else []
+        is_whole = choice.report.finish_reason == "stop" or place < len(choice.parts) - 1
+        status = "completed" if is_whole else "incomplete"
+        if isinstance(part, Thought):
+            summary = [_make_summary(part.text)]
+            return {"id": item_id, "type": "reasoning", "status": status, "summary": summary}
+        is_first = not any(isinstance(each, str) for each in choice.parts[:place])
+        logprobs = self._list_logprobs(choice.pieces) if is_first else []
         return {
             "id": item_id,
             "type": "message",
             "role": "assistant",
-            "status": "completed" if choice.report.finish_reason == "stop" else "incomplete",
+            "status": status,
             "content": [_make_part(part, logprobs)],
         }
 
@@ -206,13 +233,17 @@ def _make_part(text: str, logprobs: list[Event]) -> Event:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
+def _make_summary(text: str) -> Event:
+    return {"type": "summary_text", "text": text}
+
+
 def _make_usage(choice: AnswerChoice) -> Event:
     report = choice.report
     return {
         "input_tokens": len(report.prompt),
         "input_tokens_details": {"cached_tokens": report.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": report.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": report.reasoning_tokens},
         "total_tokens": len(report.prompt) + report.completion_tokens,
         "splitup": make_cost([report]),
     }

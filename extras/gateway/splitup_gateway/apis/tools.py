@@ -21,6 +21,7 @@ from pydantic import Field, field_validator
 from splitup.client.text.grammar import Grammar
 from splitup.core.codec import parse_json, parse_json_prefix
 from splitup_gateway.apis.formats import RequestFields, write_schema
+from splitup_gateway.apis.thoughts import Thought
 from splitup_gateway.errors import ApiError
 from splitup_gateway.names import AnswerNames
 
@@ -137,7 +138,7 @@ class ToolCall:
     id: str
 
 
-AnswerPart = str | ToolCall
+AnswerPart = str | Thought | ToolCall
 
 
 @dataclass(frozen=True, slots=True)

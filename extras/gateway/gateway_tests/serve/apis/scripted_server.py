@@ -43,7 +43,7 @@ reasoning_effort ~ '\\n' }}{%- endif %}
 class ScriptedModel:
     """A network with one model. Every request's prompt fits in one step."""
 
-    def __init__(self) -> None:
+    def __init__(self, template: str = TEMPLATE) -> None:
         self._script: Iterator[int] = iter(())
         self.prompts: list[str] = []  # what was fed, as far as it was not cached
         self.steps = 0  # of all sessions
@@ -60,7 +60,7 @@ class ScriptedModel:
             eos_ids=(END,),
             vocab=VOCAB,
             context=CONTEXT,
-            chat=ChatInfo(template=TEMPLATE, bos_token="", eos_token=""),
+            chat=ChatInfo(template=template, bos_token="", eos_token=""),
         )
         self.manifest: Any = SimpleNamespace(
             kind="text-generation",

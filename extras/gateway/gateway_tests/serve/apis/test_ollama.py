@@ -81,7 +81,7 @@ def test_images_come_before_the_text() -> None:
         {"options": {"num_predict": "many"}},
         {"options": {"temperature": 9}},
         {"format": "xml"},
-        {"think": True},
+        {"think": "much"},
         {"messages": []},
         {"messages": [{"role": "assistant", "content": "x", "images": ["eA=="]}]},
         {"unknown": 1},
