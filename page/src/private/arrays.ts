@@ -184,6 +184,11 @@ const FUNCTIONS: Record<string, (a: number, b: number, c: number) => number> = {
   WHERE: (a, b, c) => (a ? b : c),
 };
 
+/** Say whether an operation computes every number of its result from one of each operand. */
+export function isElementwise(op: string): boolean {
+  return op in FUNCTIONS;
+}
+
 /** Return the sum, product or largest over the first axes. Sums are in float64, rounded once. */
 function reduce(dtype: string, source: Value, operation: string, axes: number): Value {
   const shape = source.shape.slice(axes);
