@@ -1,8 +1,8 @@
 """All uses of one published model, SmolLM2, on a network of six nodes: a Markdown table.
 
-``python -m bench.measure.published_uses [open] [private] [here]``; by default all parts. A part
-that is named alone has a network of its own: ``open`` of the model as everybody registers it,
-``private`` of the one that keeps text with its users; ``here`` needs none. Texts are greedy. A use
+``python -m bench.measure.published_uses [private] [gemma] [open] [here]``; by default all parts,
+on one network: ``open`` is the model as everybody registers it, ``private`` leaves text with its
+users, ``gemma`` does so with 262,144 tokens; ``here`` needs no network. Texts are greedy. A use
 that fails gets a row, too, with what it said, and then the exit code is 1.
 """
 
@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -33,7 +33,7 @@ from splitup_private.adapters.client import AdapterOptions, EncryptedAdapter
 from splitup_private.adapters.weights import load_adapter
 
 from bench.browser_head import PeakReader
-from bench.measure.published_models import QUESTION, SHORT
+from bench.measure.published_models import CASES, QUESTION, SHORT
 from bench.report import ROOT, say
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
@@ -47,6 +47,9 @@ from tests.texts import read_account
 
 MODEL: Final = replace(SHORT, node_vram_bytes=500_000_000)
 PRIVATE: Final = replace(MODEL, name="smollm2-private", prompt="The rain in Spain", is_chat=False)
+GEMMA: Final = replace(
+    CASES["gemma3-270m"][0], name="gemma3-private", prompt="The rain in Spain", max_tokens=24
+)
 PRIVATE_0: Final = replace(PRIVATE, name="smollm2-private-0", max_tokens=12)
 TURNS: Final = (QUESTION, "And snow?", "Say it in one short sentence.")
 RANK: Final = 4
@@ -66,9 +69,7 @@ class Uses:
 
     devnet: Devnet
     net: SplitUp
-    path: Path
-    text: Generation | None = None  # of the open model
-    private: Generation | None = None
+    texts: dict[str, Generation] = field(default_factory=dict)  # of the uncut models, too
 
     @property
     def directory(self) -> Path:
@@ -78,7 +79,8 @@ class Uses:
         """Register a model, and wait until nodes hold it."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         started = time.monotonic()
-        await register(self.directory, self.path, model, *flags)
+        path = await asyncio.to_thread(model.find)
+        await register(self.directory, path, model, *flags)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         registered = time.monotonic()
         cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -89,20 +91,16 @@ class Uses:
             f"held after {time.monotonic() - registered:.0f} s"
         )
 
-    async def write(self) -> str:
-        """Let the network write, and compare with the uncut model."""
-        self.text = await generate(self.net, MODEL)
-        return await self.judge(self.text, MODEL)
-
-    async def judge(self, text: Generation, model: DemoModel) -> str:
-        whole = await compare(self.directory, self.path, text, model)
+    async def write(self, model: DemoModel) -> str:
+        """Let the network write; compare with the uncut model."""
+        self.texts[model.name] = text = await generate(self.net, model)
+        whole = await compare(self.directory, await asyncio.to_thread(model.find), text, model)
         check(whole.equal, f"logits differ by {whole.largest_difference:g}")
         speed = (text.tokens - 1) / text.rest_s
         return f"{text.tokens} tokens, {speed:.1f} a second; all logits equal bit for bit"
 
     async def converse(self) -> str:
         """Hold a conversation by the client of OpenAI's API."""
-        assert self.text is not None
         said: list[Any] = []
         figures = []
         async with (
@@ -117,7 +115,10 @@ class Uses:
                 content, usage = answer.choices[0].message.content, answer.usage
                 assert usage is not None and usage.prompt_tokens_details is not None
                 figures.append((usage.prompt_tokens_details.cached_tokens, usage.prompt_tokens))
-                check(len(said) > 1 or content == self.text.text, f"another text: {content}")
+                check(
+                    len(said) > 1 or content == self.texts[MODEL.name].text,
+                    f"another text: {content}",
+                )
                 said.append({"role": "assistant", "content": content})
         check(all(cached for cached, _ in figures[1:]), f"nothing was reused: {figures}")
         cached = ", ".join(f"{cached} of {tokens}" for cached, tokens in figures)
@@ -125,7 +126,6 @@ class Uses:
 
     async def chat_on_the_page(self) -> str:
         """Ask on the page of ``splitup serve``."""
-        assert self.text is not None
         async with run_server(self.directory, MODEL.name) as url, open_page(url) as page:
             await page.get_by_label("Most tokens").fill(str(MODEL.max_tokens))
             await page.get_by_label("Temperature").fill("0")
@@ -134,7 +134,7 @@ class Uses:
             await expect(page.locator("#cost")).not_to_have_text("0 USDC")
             await expect(page.get_by_role("button", name="Send")).to_be_visible()
             text = await page.locator(".assistant .text").last.inner_text()
-        check(squeeze(text) == squeeze(self.text.text), f"another text: {text}")
+        check(squeeze(text) == squeeze(self.texts[MODEL.name].text), f"another text: {text}")
         return "the same text"
 
     async def draft(self) -> str:
@@ -171,7 +171,7 @@ class Uses:
         return (
             f"the same text; the longest pause between two tokens {torn.gap_s:.2f} s, "
             f"{torn.session.takeovers} takeovers; receipt: settled, {receipt['steps']} steps, "
-            f"{receipt['paid_micro_usdc'] / 1e6:.6f} USDC; check: {json.dumps(checked)[:200]}"
+            f"{receipt['paid_micro_usdc'] / 1e6:.6f} USDC; check: {json.dumps(checked)[:120]}"
         )
 
     async def collect(self, model: DemoModel, **options: Any) -> Text:
@@ -204,44 +204,38 @@ class Uses:
                 on_token(sessions[0], len(tokens))
         return Text(tokens, "".join(pieces), gap_s, time.monotonic() - started, sessions[0])
 
-    async def write_privately(self) -> str:
-        """Let Python be the device of a private model; compare with the uncut model."""
-        self.private = await generate(self.net, PRIVATE)
-        return await self.judge(self.private, PRIVATE)
-
-    async def chat_privately(self) -> str:
+    async def chat_privately(self, model: DemoModel) -> str:
         """Let a browser be the device."""
-        assert self.private is not None
         async with (
-            run_server(self.directory, PRIVATE.name, "--private") as url,
+            run_server(self.directory, model.name, "--private") as url,
             open_page(f"{url}/private") as page,
         ):
             await page.get_by_text("What stays here").wait_for()
             reader = PeakReader()
             reader.start()
-            before = await page.evaluate(_STORED)
+            await page.evaluate(_WATCH)
             started = time.monotonic()
             await page.get_by_role("button", name="Load onto this device").click()
             ready = page.get_by_role("button", name="On this device", exact=True)
             await expect(ready.or_(page.get_by_role("alert"))).to_be_visible()
             check(await ready.count() == 1, await page.locator("main").inner_text())
             loaded_s = time.monotonic() - started
-            stored = await page.evaluate(_STORED) - before
+            fetched = await page.evaluate("window.fetched")
             await page.get_by_label("Form").select_option("text")
-            await page.get_by_label("Most tokens").fill(str(PRIVATE.max_tokens))
+            await page.get_by_label("Most tokens").fill(str(model.max_tokens))
             await page.get_by_label("Temperature").fill("0")
-            await page.get_by_label("Message").fill(PRIVATE.prompt)
+            await page.get_by_label("Message").fill(model.prompt)
             await page.get_by_label("Message").press("Enter")
             await expect(page.get_by_role("button", name="Send")).to_be_enabled()
             answer = page.locator(".assistant").last
             said = await answer.inner_text()
             text = await answer.locator(".text").inner_text()
             peak = reader.stop()
-        check(squeeze(text) == squeeze(self.private.text), f"another text: {said}")
+        check(squeeze(text) == squeeze(self.texts[model.name].text), f"another text: {said}")
         [each] = re.findall(r"([0-9.,]+ m?s) a token", said)
         return (
-            f"{stored / 1e6:.1f} MB fetched and loaded in {loaded_s:.1f} s; memory of the page "
-            f"grows by {peak / 1e6:.0f} MB at most; {each} a token; the same text"
+            f"{fetched} of weights, on the device after {loaded_s:.1f} s; the page's memory grows "
+            f"by {peak / 1e6:.0f} MB at most; {each} a token; the same text"
         )
 
     async def adapt(self) -> str:
@@ -281,7 +275,12 @@ class Text:
     session: Session
 
 
-_STORED: Final = "navigator.storage.estimate().then(({ usage }) => usage)"
+_WATCH: Final = """
+    new MutationObserver(() => {
+        const found = /of (.+) on this device/.exec(document.body.innerText);
+        if (found) window.fetched = found[1];
+    }).observe(document.body, { subtree: true, childList: true, characterData: true });
+"""
 
 
 def check(holds: bool, said: str) -> None:
@@ -377,31 +376,27 @@ async def run_json(program: str, *arguments: str | Path) -> dict[str, Any]:
     return found
 
 
-async def attack(path: Path) -> str:
+async def attack() -> str:
     """Measure what nodes reconstruct."""
     sizes = ("--context", str(MODEL.context), "--chunk", str(MODEL.chunk))
     started = time.monotonic()
-    found = await run_json(
-        "splitup-deploy",
-        "privacy",
-        path,
-        "--text",
-        TEXT,
-        "--private",
-        "1",
-        "--tokens",
-        "16",
-        *sizes,
+    flags = ("--text", TEXT, "--private", "1", "--tokens", "16", *sizes)
+    found = await run_json("splitup-deploy", "privacy", MODEL.find(), *flags)
+    [split] = found["splits"].values()
+    pairs, learned = split["pairs"][-1]
+    return (
+        f"{time.monotonic() - started:.0f} s; {split['with_weights_bps'] / 100:.0f} % of "
+        f"{split['tested']} tokens with the weights, {learned / 100:.0f} % after learning from "
+        f"{pairs:,} pairs"
     )
-    return f"{time.monotonic() - started:.0f} s; {json.dumps(found)[:600]}"
 
 
-async def export(path: Path) -> str:
+async def export() -> str:
     """Write the model as one file for a small device."""
     with tempfile.TemporaryDirectory(prefix="splitup-edge-") as folder:
         file = Path(folder) / "smollm2.onnx"
         flags = ("--backend", "onnx", "--max-len", str(MODEL.context), "--output", file)
-        found = await run_json("splitup-deploy", "export", path, *flags)
+        found = await run_json("splitup-deploy", "export", MODEL.find(), *flags)
     return f"an ONNX file of {found['file_bytes'] / 1e6:.0f} MB"
 
 
@@ -422,32 +417,39 @@ async def report(uses: Sequence[tuple[str, Use]]) -> bool:
 
 async def run(parts: Sequence[str]) -> bool:
     """Run the parts; return whether no use failed."""
-    path = await asyncio.to_thread(MODEL.find)
     is_fine = True
     async with AsyncExitStack() as stack:
-        if {"open", "private"} & set(parts):
+        if {"open", "private", "gemma"} & set(parts):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="splitup-bench-"))
             devnet = Devnet(DevnetOptions(Path(folder), NODES, MODEL.node_vram_bytes), say)
             stack.push_async_callback(devnet.stop)
             await devnet.start()
             net = await stack.enter_async_context(SplitUp.connect(devnet.directory / NETWORK_FILE))
             await net.deposit(100)
-            uses = Uses(devnet, net, path)
+            uses = Uses(devnet, net)
             if "private" in parts:
                 is_fine &= await report(
                     (
                         ("register --private 1", lambda: uses.put(PRIVATE, "--private", "1")),
-                        ("private text in Python", uses.write_privately),
-                        ("private page in Chromium", uses.chat_privately),
+                        ("private text in Python", lambda: uses.write(PRIVATE)),
+                        ("private page in Chromium", lambda: uses.chat_privately(PRIVATE)),
                         ("register --private 0", lambda: uses.put(PRIVATE_0, "--private", "0")),
                         (f"random adapter of rank {RANK}, encrypted", uses.adapt),
+                    )
+                )
+            if "gemma" in parts:
+                is_fine &= await report(
+                    (
+                        ("Gemma 3, `--private 0`", lambda: uses.put(GEMMA, "--private", "0")),
+                        ("its text in Python", lambda: uses.write(GEMMA)),
+                        ("its private page in Chromium", lambda: uses.chat_privately(GEMMA)),
                     )
                 )
             if "open" in parts:  # last, because it kills a node
                 is_fine &= await report(
                     (
                         ("register", lambda: uses.put(MODEL)),
-                        ("generate", uses.write),
+                        ("generate", lambda: uses.write(MODEL)),
                         ("`openai` client", uses.converse),
                         ("page in Chromium", uses.chat_on_the_page),
                         ("drafts of n-grams", uses.draft),
@@ -457,8 +459,8 @@ async def run(parts: Sequence[str]) -> bool:
     if "here" in parts:
         is_fine &= await report(
             (
-                ("`splitup-deploy privacy`", lambda: attack(path)),
-                ("`splitup-deploy export`", lambda: export(path)),
+                ("`splitup-deploy privacy`", attack),
+                ("`splitup-deploy export`", export),
             )
         )
     return is_fine
@@ -466,4 +468,4 @@ async def run(parts: Sequence[str]) -> bool:
 
 if __name__ == "__main__":
     print("| use | | figures |\n| --- | --- | --- |")
-    sys.exit(not asyncio.run(run(sys.argv[1:] or ("private", "open", "here"))))
+    sys.exit(not asyncio.run(run(sys.argv[1:] or ("private", "gemma", "open", "here"))))
