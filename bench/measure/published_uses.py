@@ -52,6 +52,7 @@ GEMMA: Final = replace(
 )
 PRIVATE_0: Final = replace(PRIVATE, name="smollm2-private-0", max_tokens=12)
 TURNS: Final = (QUESTION, "And snow?", "Say it in one short sentence.")
+REPETITION: Final = "Write five times: The rain in Spain stays mainly in the plain."
 RANK: Final = 4
 TEXT: Final = ROOT / "docs/security.md"  # like that of users, to learn from
 PATIENCE_MS: Final = 240_000
@@ -139,8 +140,9 @@ class Uses:
 
     async def draft(self) -> str:
         """Decode by drafts of n-grams."""
-        plain = await self.collect(MODEL)
-        drafted = await self.collect(MODEL, decoder="speculative")
+        model = replace(MODEL, prompt=REPETITION)
+        plain = await self.collect(model)
+        drafted = await self.collect(model, decoder="speculative")
         check(drafted.tokens == plain.tokens, f"another text: {drafted.text}")
         count = len(plain.tokens)
         return (

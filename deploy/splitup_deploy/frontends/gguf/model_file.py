@@ -14,6 +14,7 @@ from typing import Final
 
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
+from splitup.graph.manifest import ModelKind
 from splitup_deploy.frontends.chat import offer_way_out
 from splitup_deploy.frontends.decoder import expert_layers
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
@@ -29,7 +30,7 @@ from splitup_deploy.frontends.gguf.config import (
 from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor
 from splitup_deploy.frontends.gguf.tokenizer import find_end_tokens, make_tokenizer, read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import BORROWED, FURTHER
-from splitup_deploy.frontends.source_model import ModelKind, Sizes, SourceModel, SourceText
+from splitup_deploy.frontends.source_model import Sizes, SourceModel, SourceText
 from splitup_deploy.frontends.weight_sources import (
     FilePart,
     FileSlice,
