@@ -173,7 +173,8 @@ class Uses:
         return (
             f"the same text; the longest pause between two tokens {torn.gap_s:.2f} s, "
             f"{torn.session.takeovers} takeovers; receipt: settled, {receipt['steps']} steps, "
-            f"{receipt['paid_micro_usdc'] / 1e6:.6f} USDC; check: {json.dumps(checked)[:120]}"
+            f"{receipt['paid_micro_usdc'] / 1e6:.6f} USDC; check: the same plan, signed by "
+            f"{len(checked['signers'])} members"
         )
 
     async def collect(self, model: DemoModel, **options: Any) -> Text:
