@@ -14,12 +14,11 @@ import os
 import re
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +26,7 @@ from unittest import mock
 
 import numpy as np
 import openai
-from playwright.async_api import Browser, Page, async_playwright, expect
+from playwright.async_api import expect
 from safetensors.numpy import save_file
 from splitup_private.adapters.client import AdapterOptions, EncryptedAdapter
 from splitup_private.adapters.weights import load_adapter
@@ -35,14 +34,20 @@ from splitup_private.adapters.weights import load_adapter
 from bench.browser_head import PeakReader
 from bench.measure.published_models import CASES, QUESTION, SHORT
 from bench.report import ROOT, say
+from bench.testbed.programs import (
+    check,
+    open_page,
+    run_host,
+    run_json,
+    run_server,
+    squeeze,
+)
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
 from splitup.config import NETWORK_FILE
 from splitup.demo.models import DemoModel
 from splitup.demo.run import NODES, Generation, compare, generate, register, wait_for_holders
 from splitup.devnet.network import Devnet, DevnetOptions
-from splitup.devnet.processes import find_program
-from tests.page_build import find_browser
 from tests.texts import read_account
 
 MODEL: Final = replace(SHORT, node_vram_bytes=500_000_000)
@@ -55,13 +60,8 @@ TURNS: Final = (QUESTION, "And snow?", "Say it in one short sentence.")
 REPETITION: Final = "Write five times: The rain in Spain stays mainly in the plain."
 RANK: Final = 4
 TEXT: Final = ROOT / "docs/security.md"  # like that of users, to learn from
-PATIENCE_MS: Final = 240_000
 
 Use = Callable[[], Awaitable[str]]
-
-
-class Failed(Exception):
-    """A use did not do what it should; the text says how."""
 
 
 @dataclass(slots=True)
@@ -189,8 +189,7 @@ class Uses:
             prompt = found.tokenizer.render_chat(chat, messages, context=context)
             prompt = found.tokenizer.encode(prompt, add_special_tokens=False)
         sessions: list[Session] = []
-        tokens, pieces, gap_s, at = [], [], 0.0, time.monotonic()
-        started = at
+        tokens, pieces, gap_s, at, started = [], [], 0.0, 0.0, 0.0
         async for token in self.net.generate(
             model.name,
             prompt,
@@ -200,12 +199,12 @@ class Uses:
             **options,
         ):
             now = time.monotonic()
-            gap_s, at = max(gap_s, now - at) if tokens else 0.0, now
+            gap_s, at, started = max(gap_s, now - (at or now)), now, started or now
             tokens.append(token.id)
             pieces.append(token.text)
             if on_token is not None:
                 on_token(sessions[0], len(tokens))
-        return Text(tokens, "".join(pieces), gap_s, time.monotonic() - started, sessions[0])
+        return Text(tokens, "".join(pieces), gap_s, at - started, sessions[0])
 
     async def chat_privately(self, model: DemoModel) -> str:
         """Let a browser be the device."""
@@ -260,11 +259,8 @@ class Uses:
                     unencrypted = await self.collect(PRIVATE_0, adapter=options)
         check(encrypted.tokens == unencrypted.tokens, f"another text: {encrypted.text}")
         check(encrypted.tokens != plain.tokens, "the adapter changes nothing")
-        count = len(encrypted.tokens)
-        return (
-            f"{count} tokens, {1e3 * encrypted.seconds / count:.0f} ms each instead of "
-            f"{1e3 * plain.seconds / count:.0f}; the text that the adapter gives unencrypted"
-        )
+        each = [1e3 * text.seconds / (len(text.tokens) - 1) for text in (encrypted, plain)]
+        return f"{len(encrypted.tokens)} tokens, {each[0]:.0f} ms each instead of {each[1]:.0f}; the text that the adapter gives unencrypted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +270,7 @@ class Text:
     tokens: list[int]
     text: str
     gap_s: float  # the longest between two tokens
-    seconds: float
+    seconds: float  # from the first token to the last
     session: Session
 
 
@@ -284,17 +280,6 @@ _WATCH: Final = """
         if (found) window.fetched = found[1];
     }).observe(document.body, { subtree: true, childList: true, characterData: true });
 """
-
-
-def check(holds: bool, said: str) -> None:
-    """Raise Failed unless it holds."""
-    if not holds:
-        raise Failed(said)
-
-
-def squeeze(text: str) -> str:
-    """Return a text as a page shows it: without the white space that HTML folds."""
-    return " ".join(text.split())
 
 
 def write_adapter(folder: Path, width: int) -> None:
@@ -311,72 +296,6 @@ def write_adapter(folder: Path, width: int) -> None:
     )
     config = {"r": RANK, "lora_alpha": RANK, "peft_type": "LORA"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-
-
-@asynccontextmanager
-async def run_line(pattern: str, *command: str | Path) -> AsyncIterator[str]:
-    """Run a program until it is no longer needed; give what it says of its address."""
-    process = await asyncio.create_subprocess_exec(
-        find_program("splitup"), *map(str, command), stderr=subprocess.PIPE
-    )
-    try:
-        assert process.stderr is not None
-        lines = []
-        while line := (await process.stderr.readline()).decode():
-            lines.append(line)
-            if found := re.search(pattern, line):
-                yield found[1]
-                return
-        raise Failed("".join(lines))
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGINT)
-        await process.communicate()
-
-
-@asynccontextmanager
-async def run_server(directory: Path, model: str, *flags: str) -> AsyncIterator[str]:
-    """Run ``splitup serve``; give its address."""
-    command = ("serve", model, "--port", "0", "--lease-steps", "1000", *flags)
-    async with run_line(r"base URL: (\S+)/v1", *command, "--config", directory) as url:
-        yield url
-
-
-@asynccontextmanager
-async def run_host(folder: Path) -> AsyncIterator[str]:
-    """Run ``splitup adapter-host``; give its address."""
-    async with run_line(r"adapter host: (\S+)", "adapter-host", folder, "--port", "0") as url:
-        yield url
-
-
-@asynccontextmanager
-async def open_page(url: str) -> AsyncIterator[Page]:
-    """Open a page in Chromium."""
-    expect.set_options(timeout=PATIENCE_MS)
-    async with async_playwright() as play:
-        browser: Browser = await play.chromium.launch(
-            executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"]
-        )
-        try:
-            page = await browser.new_page()
-            page.set_default_timeout(PATIENCE_MS)
-            await page.goto(url)
-            yield page
-        finally:
-            await browser.close()
-
-
-async def run_json(program: str, *arguments: str | Path) -> dict[str, Any]:
-    """Run a program of the product; return the JSON object that it prints, or raise Failed."""
-    process = await asyncio.create_subprocess_exec(
-        *(find_program(program), *map(str, arguments), "--json"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    check(process.returncode == 0, err.decode()[-400:])
-    found: dict[str, Any] = json.loads(out)
-    return found
 
 
 async def attack() -> str:
