@@ -260,7 +260,10 @@ class Uses:
         check(encrypted.tokens == unencrypted.tokens, f"another text: {encrypted.text}")
         check(encrypted.tokens != plain.tokens, "the adapter changes nothing")
         each = [1e3 * text.seconds / (len(text.tokens) - 1) for text in (encrypted, plain)]
-        return f"{len(encrypted.tokens)} tokens, {each[0]:.0f} ms each instead of {each[1]:.0f}; the text that the adapter gives unencrypted"
+        return (
+            f"{len(encrypted.tokens)} tokens, {each[0]:.0f} ms each instead of {each[1]:.0f}; "
+            "the text that the adapter gives unencrypted"
+        )
 
 
 @dataclass(frozen=True, slots=True)

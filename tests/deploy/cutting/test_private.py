@@ -98,7 +98,7 @@ def test_experts_stay_with_nodes(tmp_path: Path) -> None:
     client = compiled.manifest.client
     assert client is not None
     assert sum(task.gate is not None for task in compiled.manifest.tasks) == 4
-    assert any("block 2 experts" in task.label for task in client.tasks)
+    assert [task.label[:7] for task in client.tasks] == ["embed .", "block 2"]
 
 
 def test_what_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +111,15 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         )
         monkeypatch.syspath_prepend(tmp_path)
         build("halves:halve", TARGET, private=0)
+
+
+def test_a_table_of_both_ends_is_one_whatever_fits_a_card(tmp_path: Path) -> None:
+    """Divided, it would be other parts for the embedding than for the head, and fetched twice."""
+    save_llama(tmp_path / "m", {"num_hidden_layers": 6, "vocab_size": 2_048})
+    client = build(str(tmp_path / "m"), 60_000, sizes=Sizes(chunk=2), private=1).manifest.client
+    assert client is not None
+    labels = [task.label for task in client.tasks]
+    assert len(labels) == 2 and not any(" of " in label for label in labels), labels
 
 
 async def test_ports_are_those_of_the_graph(tmp_path: Path) -> None:
