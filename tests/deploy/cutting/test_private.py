@@ -147,8 +147,11 @@ def test_inspect_says_whose_task_is_whose_and_what_it_hides() -> None:
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(render_model(profile, "m"))
     text = console.export_text()
-    assert "client   block 0 MLP · before the nodes" in text
-    assert "client   head · after the nodes" in text and "reconstruct them" in text
+    assert "client   embed ... block 0 MLP · before the nodes" in text
+    assert (
+        "client   block 4 attention ... head · after the nodes" in text
+        and "reconstruct them" in text
+    )
     whole = build(str(EXAMPLE), TARGET, sizes=SIZES)
     assert describe_model(compute_profile(whole.manifest), "m")["client"] is None
 
@@ -157,7 +160,7 @@ def test_drawings_show_the_client_s_tasks_around_those_of_nodes() -> None:
     compiled = build(str(EXAMPLE), TARGET, sizes=SIZES, private=1)
     profile = compute_profile(compiled.manifest, compiled.times_ps)
     lines = draw_mermaid(profile).splitlines()
-    assert '  c2 -->|"8.19 kB"| t0' in lines and '  t5 -->|"8.19 kB"| c3' in lines
-    assert '  c5 -->|"65.5 kB"| out0' in lines and "  in0 -.-> c0" in lines
-    assert lines[-1] == "  class c0,c1,c2,c3,c4,c5 client"
-    assert '  c5 [label="client head\\n' in draw_dot(profile)
+    assert '  c0 -->|"8.19 kB"| t0' in lines and '  t5 -->|"8.19 kB"| c1' in lines
+    assert '  c1 -->|"65.5 kB"| out0' in lines and "  in0 -.-> c0" in lines
+    assert lines[-1] == "  class c0,c1 client"
+    assert '  c1 [label="client block 4 attention ... head\\n' in draw_dot(profile)
