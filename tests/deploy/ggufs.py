@@ -19,8 +19,14 @@ from tests.deploy.checkpoints import make_weights as make_case_weights
 from tests.deploy.llamas import TINY, make_weights
 
 ALIGNMENT = 32
-KINDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "BF16": 30}
-BLOCKS = {"Q4_0": (32, 18), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q6_K": (256, 210)}
+KINDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "BF16": 30}
+BLOCKS = {  # elements, bytes, a scale that gives weights of usual size, and where it stands
+    "Q4_0": (32, 18, 0.03, (0,)),
+    "Q4_1": (32, 20, 0.02, (0, 2)),
+    "Q8_0": (32, 34, 0.004, (0,)),
+    "Q4_K": (256, 144, 0.0005, (0, 2)),
+    "Q6_K": (256, 210, 0.00015, (208,)),
+}
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -158,13 +164,12 @@ def quantise(array: np.ndarray, form: str) -> tuple[bytes, np.ndarray]:
     if form == "F16":
         half = array.astype("<f2")
         return half.tobytes(), half.astype(np.float32)
-    size, nbytes = BLOCKS[form]
+    size, nbytes, scale, places = BLOCKS[form]
     count = array.size // size
     random = np.random.default_rng(array.size)
     raw = random.integers(0, 256, (count, nbytes), dtype=np.uint8)
-    scale = np.float16({"Q4_0": 0.03, "Q8_0": 0.004, "Q4_K": 0.0005, "Q6_K": 0.00015}[form])
-    for at in {"Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}[form]:
-        raw[:, at : at + 2] = np.frombuffer(scale.tobytes(), np.uint8)
+    for at in places:
+        raw[:, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
     return raw.tobytes(), dequantise(raw, form).reshape(array.shape)
 
 
@@ -177,6 +182,9 @@ def dequantise(raw: np.ndarray, form: str) -> np.ndarray:
     if form == "Q4_0":
         q = np.concatenate([raw[:, 2:] & 15, raw[:, 2:] >> 4], 1).astype(np.float32) - 8
         return q * half(0)
+    if form == "Q4_1":
+        q = np.concatenate([raw[:, 4:] & 15, raw[:, 4:] >> 4], 1).astype(np.float32)
+        return q * half(0) + half(2)
     if form == "Q8_0":
         return raw[:, 2:].view(np.int8).astype(np.float32) * half(0)
     if form == "Q4_K":

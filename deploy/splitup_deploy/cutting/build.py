@@ -59,7 +59,7 @@ from splitup_deploy.cutting.partition import (
     partition,
 )
 from splitup_deploy.cutting.passes import materialise_shared_reductions
-from splitup_deploy.cutting.private_ends import Separation, find_borders, separate
+from splitup_deploy.cutting.private_ends import Separation, find_borders, list_ends, separate
 from splitup_deploy.cutting.task_graphs import CutTask, cut_graph
 from splitup_deploy.cutting.timing import Clock
 from splitup_deploy.frontends import SourceModel, trace_model
@@ -230,12 +230,12 @@ def _cut(
     private: int | None,
 ) -> tuple[TracedModel, CheckedGraph, tuple[int, int] | None, list[list[Region]]]:
     """Return the divided model, its graph, the borders of the client's part, and the tasks."""
-    divided = divide(whole, max(targets))
-    check_target(check_graph(divided.model.graph), divided.model.labels, max(targets))
+    _, kept = _find_ends(whole, private)
+    divided = divide(whole, max(targets), kept)
+    ends, kept = _find_ends(divided.model, private)
+    check_target(check_graph(divided.model.graph), divided.model.labels, max(targets), kept)
     traced = divided.model.read_weights()
     graph = check_graph(traced.graph)
-    regions = find_regions(traced.graph, traced.labels)
-    ends = None if private is None else find_borders(regions, private)
     parts = partition(
         graph,
         traced.labels,
@@ -243,8 +243,20 @@ def _cut(
         balance=balance,
         max_tasks=max_tasks,
         borders=divided.borders | frozenset(ends or ()),
+        kept=kept,
     )
     return traced, graph, ends, parts
+
+
+def _find_ends(
+    model: TracedModel, private: int | None
+) -> tuple[tuple[int, int] | None, frozenset[int]]:
+    """Return the borders of the client's part, and the roots of its regions."""
+    if private is None:
+        return None, frozenset()
+    regions = find_regions(model.graph, model.labels)
+    ends = find_borders(regions, private)
+    return ends, list_ends(regions, ends)
 
 
 def _describe_dag(

@@ -44,17 +44,20 @@ class Divided:
     borders: frozenset[int]
 
 
-def divide(model: TracedModel, target_bytes: int) -> Divided:
+def divide(model: TracedModel, target_bytes: int, kept: Collection[int] = ()) -> Divided:
     """Return the model with every operation divided that is larger than the target.
 
-    An operation that cannot be divided stays; ``partition`` then reports it. The pieces of weights
-    have no digests until ``TracedModel.read_weights``.
+    The regions of the roots ``kept`` stay whole. An operation that cannot be divided stays;
+    ``partition`` then reports it. The pieces of weights have no digests until
+    ``TracedModel.read_weights``.
     """
     scope = PieceScope(model)
     banks = {bank.root: bank for bank in model.banks}
     plans: dict[int, PiecePlan] = {}
     done: set[int] = set()
     for region in reversed(find_regions(model.graph, model.labels)):  # a bank's root comes first
+        if region.root in kept:
+            continue
         plan = None
         if (bank := banks.get(region.root)) is not None:
             cluster = scope.find_cluster(bank)

@@ -128,17 +128,19 @@ def partition(
     balance: Balance = "latency",
     max_tasks: int | None = None,
     borders: Collection[int] = (),
+    kept: Collection[int] = (),
 ) -> list[list[Region]]:
     """Return the tasks, each a list of neighbouring regions.
 
     ``targets_bytes`` is the memory of a card, or of every kind of card in a fleet. ``borders`` are
-    roots of regions that begin a task. Raises TargetTooSmall when one atom needs more than the
+    roots of regions that begin a task, ``kept`` those of regions that no card has to hold. Raises
+    TargetTooSmall when one atom needs more than the
     largest target, or more tasks are needed than are allowed; InvalidModel when one atom takes more
     operations than a task may.
     """
     targets = (targets_bytes,) if isinstance(targets_bytes, int) else sorted(set(targets_bytes))
     regions = find_regions(graph, labels)
-    search = _Search(graph, regions, targets, borders)
+    search = _Search(graph, regions, targets, borders, kept)
     search.check_atoms()
     allowed = limits.MAX_TASKS if max_tasks is None else min(max_tasks, limits.MAX_TASKS)
     is_free = balance == "throughput" and max_tasks is not None  # may use more tasks than needed
@@ -160,9 +162,14 @@ def partition(
     return [regions[atoms[a].start : atoms[b - 1].end] for a, b in pairwise(cuts)]
 
 
-def check_target(graph: CheckedGraph, labels: Mapping[int, str], target_bytes: int) -> None:
+def check_target(
+    graph: CheckedGraph,
+    labels: Mapping[int, str],
+    target_bytes: int,
+    kept: Collection[int] = (),
+) -> None:
     """Raise TargetTooSmall when one atom alone needs more memory than the target."""
-    _Search(graph, find_regions(graph, labels), (target_bytes,)).check_memory()
+    _Search(graph, find_regions(graph, labels), (target_bytes,), kept=kept).check_memory()
 
 
 def bound_target(graph: CheckedGraph, labels: Mapping[int, str]) -> tuple[int, int]:
@@ -290,6 +297,7 @@ class _Search:
         regions: Sequence[Region],
         targets_bytes: Sequence[int],
         borders: Collection[int] = (),
+        kept: Collection[int] = (),
     ) -> None:
         self.cards, self.target_bytes = tuple(targets_bytes), targets_bytes[-1]
         self._regions, self._ranges = regions, find_live_ranges(graph)
@@ -298,6 +306,7 @@ class _Search:
         self._spaces = {r.root: measure_buffer(graph.values[r.root]) for r in regions}
         self._place: dict[int, int] = {}
         self._borders: set[int] = set()
+        self._kept = {place for place, a in enumerate(self.atoms) if regions[a.start].root in kept}
         for position, atom in enumerate(self.atoms):
             for region in regions[atom.start : atom.end]:
                 self._place[region.root] = position
@@ -344,7 +353,7 @@ class _Search:
                 fresh = [self._ranges[node] for node in nodes if node not in inside]
                 inside.update(nodes)
                 arena.place([LiveRange(time, one.last, one.nbytes) for one in fresh])
-            memory = apart + arena.size
+            memory = 0 if start in self._kept else apart + arena.size
             yield position + 1, memory, moved, time_ps
             if memory > self.target_bytes:
                 return

@@ -63,6 +63,16 @@ def find_borders(regions: Sequence[Region], blocks: int) -> tuple[int, int]:
     return regions[start].root, regions[end].root
 
 
+def list_ends(regions: Sequence[Region], borders: tuple[int, int]) -> frozenset[int]:
+    """Return the roots of the client's regions, which no card of a node has to hold.
+
+    Its device has all of them, and divided parts of a table that embedding and head share would be
+    two tables.
+    """
+    start, end = borders
+    return frozenset(region.root for region in regions if not start <= region.root < end)
+
+
 def separate(
     tasks: Sequence[CutTask], parts: Sequence[Sequence[Region]], borders: tuple[int, int]
 ) -> Separation:

@@ -21,7 +21,9 @@ class ExportOptions:
 
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="A Hugging Face directory of a language model."),
+        typer.Argument(
+            metavar="MODEL", help="A Hugging Face directory, or a GGUF file, of a language model."
+        ),
     ]
     file: Annotated[
         Path | None,

@@ -129,7 +129,7 @@ function finish(value: Value): Value {
 }
 
 /** Apply a function to operands that are broadcast as in numpy. */
-function applyAll(dtype: string, operands: Value[], compute: (a: number, b: number, c: number) => number): Value {
+function applyAll(dtype: string, operands: Value[], compute: (a: number, b: number, c: number) => number, loop?: FloatLoop): Value {
   const rank = Math.max(...operands.map((operand) => operand.shape.length));
   const shape = new Array<number>(rank).fill(1);
   for (const operand of operands) {
@@ -149,11 +149,25 @@ function applyAll(dtype: string, operands: Value[], compute: (a: number, b: numb
   const { data } = result;
   const [x, y, z] = [first.data, second.data, third.data];
   const used = places.map((place) => strides[place]);
+  const floats = [data, x, y].every((each) => each instanceof Float32Array) ? loop : undefined;
   walk(shape, used, places.map((place) => operands[place].offset), (place, [a, b, c], [p, q, r], length) => {
-    for (let i = 0; i < length; i++) data[place + i] = compute(x[a + i * p], y[b + i * q], z[c + i * r]);
+    if (floats) floats(data as Float32Array, place, x as Float32Array, a, p, y as Float32Array, b, q, length);
+    else for (let i = 0; i < length; i++) data[place + i] = compute(x[a + i * p], y[b + i * q], z[c + i * r]);
   });
-  return finish(result);
+  return compute === FUNCTIONS.WHERE ? result : finish(result); // chosen numbers have been rounded
 }
+
+// Loops over float32 alone for the operations of which a step has millions: engines make vectors of
+// them, and calls of what they cannot see through elsewhere.
+type FloatLoop = (data: Float32Array, place: number, x: Float32Array, a: number, p: number, y: Float32Array, b: number, q: number, length: number) => void;
+const FLOAT_LOOPS: Record<string, FloatLoop> = {
+  ADD(data, place, x, a, p, y, b, q, length) {
+    for (let i = 0; i < length; i++) data[place + i] = x[a + i * p] + y[b + i * q];
+  },
+  MUL(data, place, x, a, p, y, b, q, length) {
+    for (let i = 0; i < length; i++) data[place + i] = x[a + i * p] * y[b + i * q];
+  },
+};
 
 const FUNCTIONS: Record<string, (a: number, b: number, c: number) => number> = {
   EXP2: (a) => 2 ** a,
@@ -184,19 +198,49 @@ const FUNCTIONS: Record<string, (a: number, b: number, c: number) => number> = {
   WHERE: (a, b, c) => (a ? b : c),
 };
 
+/** Say whether an operation computes every number of its result from one of each operand. */
+export function isElementwise(op: string): boolean {
+  return op in FUNCTIONS;
+}
+
 /** Return the sum, product or largest over the first axes. Sums are in float64, rounded once. */
 function reduce(dtype: string, source: Value, operation: string, axes: number): Value {
   const shape = source.shape.slice(axes);
   const size = multiplyAll(shape);
+  if (operation === "ADD" && axes === 1 && source.strides[0] === 1 && source.data instanceof Float32Array) {
+    return addAlong(dtype, source, source.data);
+  }
   const values = flatten(source);
   const compute = operation === "MUL" ? FUNCTIONS.MUL : operation === "MAX" ? FUNCTIONS.MAX : FUNCTIONS.ADD;
   const sums = new Float64Array(size).fill(operation === "MUL" ? 1 : operation === "MAX" ? -Infinity : 0);
-  for (let place = 0; place < values.length; place += size) {
+  if (operation === "ADD" && values instanceof Float32Array) addFloats(sums, values);
+  else for (let place = 0; place < values.length; place += size) {
     for (let i = 0; i < size; i++) sums[i] = compute(sums[i], values[place + i], 0);
   }
   const result = makeValue(dtype, shape);
   result.data.set(sums);
   return finish(result);
+}
+
+/** Return the sums over a first axis whose numbers are neighbours, as those of a product of matrices are. */
+function addAlong(dtype: string, source: Value, data: Float32Array): Value {
+  const [count, ...shape] = source.shape;
+  const result = makeValue(dtype, shape);
+  walk(shape, [source.strides.slice(1)], [source.offset], (place, [at], [step], length) => {
+    for (let i = 0; i < length; i++) {
+      let sum = 0;
+      for (let from = at + i * step, end = from + count; from < end; from++) sum += data[from];
+      result.data[place + i] = sum;
+    }
+  });
+  return finish(result);
+}
+
+function addFloats(sums: Float64Array, values: Float32Array): void {
+  const size = sums.length;
+  for (let place = 0; place < values.length; place += size) {
+    for (let i = 0; i < size; i++) sums[i] += values[place + i];
+  }
 }
 
 /** Return rows of a table by index, and zeros for an index outside. */
@@ -210,7 +254,11 @@ export function lookUp(rows: number, width: number, dtype: string, shape: number
 
 function cast(dtype: string, source: Value): Value {
   const range = INTEGER_RANGES[dtype];
-  if (!range || !source.dtype.includes("float")) return applyAll(dtype, [source], (a) => a);
+  if (!range || !source.dtype.includes("float")) {
+    const result = makeValue(dtype, source.shape);
+    result.data.set(flatten(source));
+    return finish(result);
+  }
   return applyAll(dtype, [source], (a) => (Number.isNaN(a) ? 0 : Math.max(range[0], Math.min(range[1], Math.trunc(a)))));
 }
 
@@ -234,7 +282,7 @@ export function computeNode(node: Node, arg: unknown, operands: Value[]): Value 
   const compute = FUNCTIONS[op];
   if (compute) {
     const isWide = /^u?int32$/.test(dtype) && op === "MUL"; // a product may have more than 53 bits
-    return applyAll(dtype, operands, isWide ? Math.imul : compute);
+    return applyAll(dtype, operands, isWide ? Math.imul : compute, FLOAT_LOOPS[op]);
   }
   const numbers = arg as number[];
   const pairs = arg as [number, number][];

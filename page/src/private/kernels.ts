@@ -5,6 +5,7 @@ export type TableKind = "float16" | "bfloat16" | "float32";
 const KINDS: TableKind[] = ["float16", "bfloat16", "float32"]; // by the kernels' number
 const PAGE_BYTES = 65_536;
 const MAX_BYTES = 65_536 * PAGE_BYTES;
+const PART_NUMBERS = 2 ** 18; // of blocks that are computed at once: arrays of 1 MB, which caches hold
 
 type Exports = {
   countNonFinite(kind: number, table: number, count: number): number;
@@ -16,6 +17,8 @@ type Exports = {
 
 /** A matrix of a model as it was registered, in the kernels' memory. */
 export type Table = { kind: TableKind; rows: number; width: number; at: number };
+/** A matrix of quantised blocks: `read` computes some of its rows, float32 [count, width]. */
+export type Blocks = { rows: number; width: number; read: (first: number, count: number) => Float32Array };
 type Quantised = { bytes: number; facts: number; stride: number };
 
 /** What a scan says of every row: its product is within `bounds` of `values`. */
@@ -27,8 +30,10 @@ export function isTableKind(dtype: string): dtype is TableKind {
 
 export class Kernels {
   private used = PAGE_BYTES;
-  private quantised = new Map<Table, Quantised>();
+  private quantised = new Map<Table | Blocks, Quantised>();
+  private expanded = new Map<Blocks, Table>();
   private scratch = { at: 0, bytes: 0 };
+  private part = { at: 0, bytes: 0 };
 
   private constructor(private memory: WebAssembly.Memory, private exports: Exports) {}
 
@@ -77,15 +82,30 @@ export class Kernels {
     if (wrong) throw new Error(`the weights '${name}' hold ${wrong} infinite or undefined numbers; the model is broken`);
   }
 
+  /** Return a matrix of blocks as float32, made once: for products in every step. */
+  expand(blocks: Blocks, name: string): Table {
+    let table = this.expanded.get(blocks);
+    if (table) return table;
+    table = this.addTable("float32", blocks.rows, blocks.width);
+    for (const [first, data] of readParts(blocks, 0, blocks.rows)) {
+      new Float32Array(this.memory.buffer, table.at, table.rows * table.width).set(data, first * table.width);
+    }
+    this.checkTable(table, name);
+    this.expanded.set(blocks, table);
+    return table;
+  }
+
   /** Return one row as float32. */
-  readRow(table: Table, row: number): Float32Array {
+  readRow(table: Table | Blocks, row: number): Float32Array {
+    if ("read" in table) return table.read(row, 1);
     const size = itemBytes(table.kind);
     const start = table.at + row * table.width * size;
     return decode(table.kind, new Uint8Array(this.memory.buffer, start, table.width * size));
   }
 
   /** Return the products of a vector with rows of a table; float64 sums, rounded once. */
-  multiply(vector: Float32Array, table: Table, first = 0, rows = table.rows): Float32Array {
+  multiply(vector: Float32Array, table: Table | Blocks, first = 0, rows = table.rows): Float32Array {
+    if ("read" in table) return this.multiplyBlocks(vector, table, first, rows);
     const at = this.useScratch(4 * (table.width + rows) + 16);
     const out = at + Math.ceil((4 * table.width) / 16) * 16;
     new Float32Array(this.memory.buffer, at, table.width).set(vector);
@@ -94,22 +114,55 @@ export class Kernels {
     return new Float32Array(this.memory.buffer, out, rows).slice();
   }
 
+  private multiplyBlocks(vector: Float32Array, blocks: Blocks, first: number, rows: number): Float32Array {
+    const result = new Float32Array(rows);
+    for (const [row, data] of readParts(blocks, first, rows)) {
+      const table = this.place(data, blocks.width);
+      result.set(this.multiply(vector, table), row - first);
+    }
+    return result;
+  }
+
+  /** Put rows of blocks where the kernels read them, until the next such call. */
+  private place(data: Float32Array, width: number): Table {
+    const bytes = 4 * Math.max(data.length, PART_NUMBERS);
+    if (this.part.bytes < bytes) this.part = { at: this.reserve(bytes), bytes };
+    new Float32Array(this.memory.buffer, this.part.at, data.length).set(data);
+    return { kind: "float32", rows: data.length / width, width, at: this.part.at };
+  }
+
   /** Make the int8 form of a table, which takes one byte a number, before the first `scan`. */
-  quantise(table: Table): Quantised {
+  quantise(table: Table | Blocks): Quantised {
     const known = this.quantised.get(table);
     if (known) return known;
     const stride = Math.ceil(table.width / 16) * 16;
     const room = Math.ceil(table.rows / 4) * 4; // four rows are computed at once
     const bytes = this.reserve(room * stride);
     const facts = this.reserve(room * 16);
-    this.exports.quantise(KINDS.indexOf(table.kind), table.at, table.rows, table.width, stride, bytes, facts);
+    if ("read" in table) this.quantiseBlocks(table, { bytes, facts, stride }, room);
+    else this.exports.quantise(KINDS.indexOf(table.kind), table.at, table.rows, table.width, stride, bytes, facts);
     const found = { bytes, facts, stride };
     this.quantised.set(table, found);
     return found;
   }
 
+  private quantiseBlocks(blocks: Blocks, { bytes, facts, stride }: Quantised, room: number): void {
+    let own = 0; // facts of a part, which the kernel writes as four arrays of its own length
+    for (const [first, data] of readParts(blocks, 0, blocks.rows)) {
+      const { kind, at, rows, width } = this.place(data, blocks.width);
+      this.checkTable({ kind, at, rows, width }, "of quantised blocks");
+      const part = Math.ceil(rows / 4) * 4;
+      own ||= this.reserve(16 * part); // the first part is the longest
+      this.exports.quantise(KINDS.indexOf(kind), at, rows, width, stride, bytes + first * stride, own);
+      for (let fact = 0; fact < 4; fact++) {
+        const target = facts + 4 * (fact * room + first);
+        new Uint8Array(this.memory.buffer).copyWithin(target, own + 4 * fact * part, own + 4 * (fact * part + rows));
+      }
+    }
+  }
+
   /** Return every row's product with a vector to within a bound that is proved, not guessed. */
-  scan(vector: Float32Array, table: Table): Scan {
+  scan(vector: Float32Array, table: Table | Blocks): Scan {
     const { bytes, facts, stride } = this.quantise(table);
     const room = Math.ceil(table.rows / 4) * 4;
     const at = this.useScratch(2 * stride + 8 * room + 48);
@@ -139,6 +192,12 @@ export class Kernels {
     this.exports.drawUniform(BigInt.asIntN(64, seed), BigInt(position), blocks, at);
     return new Float64Array(this.memory.buffer, at, count).slice();
   }
+}
+
+/** Yield rows of blocks in parts, with the first row of each; a part has a multiple of four, but for the last. */
+function* readParts(blocks: Blocks, first: number, rows: number): Generator<[number, Float32Array]> {
+  const most = Math.max(4, Math.floor(PART_NUMBERS / blocks.width / 4) * 4);
+  for (let row = first; row < first + rows; row += most) yield [row, blocks.read(row, Math.min(most, first + rows - row))];
 }
 
 export function itemBytes(kind: TableKind): number {

@@ -1,5 +1,5 @@
 // The logits of one token: known to within a bound, and exactly where somebody asks.
-import type { Kernels, Table } from "./kernels";
+import type { Blocks, Kernels, Table } from "./kernels";
 
 export type Logits = {
   readonly size: number;
@@ -24,7 +24,7 @@ export function makeKnown(values: Float32Array): Logits {
 }
 
 /** Return the logits that a hidden state and a table give; only few of them are ever computed exactly. */
-export function computeLogits(kernels: Kernels, hidden: Float32Array, table: Table): Logits {
+export function computeLogits(kernels: Kernels, hidden: Float32Array, table: Table | Blocks): Logits {
   const { values, bounds } = kernels.scan(hidden, table);
   const known = new Map<number, number>();
   return {

@@ -159,13 +159,14 @@ class Loader {
 
   constructor(private store: TensorStore, private kernels: Kernels, private sources: Map<string, Source>) {}
 
-  /** `kind` says how a table's bytes are numbers; it is null for an array. */
-  async load(weight: Weight, kind: TableKind | null): Promise<Stored> {
+  /** `kind` says how a table's bytes are numbers; otherwise the weight is an array. */
+  async load(weight: Weight, kind: TableKind | "blocks" | null): Promise<Stored> {
     const key = `${weight.digest} ${weight.dtype} ${weight.shape} ${kind}`;
     let stored = this.loaded.get(key);
     if (!stored) {
       const source = this.sources.get(weight.digest)!;
-      stored = kind ? { table: await this.loadTable(weight, kind, source) } : { value: await this.loadValue(weight, source) };
+      const isTable = kind && kind !== "blocks";
+      stored = isTable ? { table: await this.loadTable(weight, kind, source) } : { value: await this.loadValue(weight, source) };
       this.loaded.set(key, stored);
     }
     return stored;

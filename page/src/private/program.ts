@@ -1,32 +1,40 @@
 // A task of the client: its graph, computed node by node where a result asks for it.
 //
 // Two forms are computed as a whole, because their parts would be as large as the table times the
-// rows: rows of a table by index, and products of rows with a table. Everything else is small.
+// rows: rows of a table by index, and products of rows with a table. Everything else is small. The
+// table may be of quantised blocks.
 import { computeNode, lookUp, makeStrides, makeValue, type Value, wrap } from "./arrays";
+import { findMatrix, type Made, makeReader, traceBlocks } from "./blocks";
 import type { Dim, Graph, Node } from "./graph";
-import { isTableKind, type Kernels, type Table, type TableKind } from "./kernels";
+import { type Blocks, isTableKind, type Kernels, type Table, type TableKind } from "./kernels";
 import { computeLogits, type Logits, makeKnown } from "./logits";
 
-/** A weight: a matrix in the kernels' memory, or a small array. */
+/** A weight: a matrix in the kernels' memory, or an array: a small one, or quantised blocks. */
 export type Stored = { table: Table } | { value: Value };
-type Read = { weight: number; kind: TableKind }; // a weight, and how its bytes are numbers
+/** A weight, how its bytes are numbers, and which node is these numbers. */
+type Read = { weight: number; kind: TableKind | "blocks"; rows: number; width: number; place: number };
 type Whole = Read & ({ form: "rows"; index: number } | { form: "product"; vectors: number });
 export type State = Value[];
 
 export class Program {
   private wholes = new Map<number, Whole | null>();
+  private made: (Made | null)[];
+  private tables = new Map<number, Table | Blocks>();
 
   constructor(
     readonly graph: Graph,
     private weights: Stored[],
     private kernels: Kernels,
-  ) {}
+  ) {
+    this.made = traceBlocks(graph);
+  }
 
-  /** Return which weights are read as matrices by the two forms above; these need no array. */
-  static findTables(graph: Graph): Map<number, TableKind> {
-    const found = new Map<number, TableKind>();
+  /** Return which weights are read as matrices by the two forms above; only "blocks" are kept as arrays. */
+  static findTables(graph: Graph): Map<number, TableKind | "blocks"> {
+    const found = new Map<number, TableKind | "blocks">();
+    const made = traceBlocks(graph);
     for (let place = 0; place < graph.nodes.length; place++) {
-      const whole = findWhole(graph, place);
+      const whole = findWhole(graph, made, place);
       if (whole) found.set(whole.weight, whole.kind);
     }
     return found;
@@ -38,13 +46,23 @@ export class Program {
 
   /** Begin one step. `inputs` are in the order of the graph's. */
   begin(state: State, inputs: Value[]): Step {
-    return new Step(this.graph, this.weights, this.kernels, state, inputs, (place) => this.findWhole(place));
+    return new Step(this, this.weights, this.kernels, state, inputs);
   }
 
-  private findWhole(place: number): Whole | null {
+  /** Return what is computed as a whole at a node, or null. */
+  findWhole(place: number): Whole | null {
     let whole = this.wholes.get(place);
-    if (whole === undefined) this.wholes.set(place, (whole = findWhole(this.graph, place)));
+    if (whole === undefined) this.wholes.set(place, (whole = findWhole(this.graph, this.made, place)));
     return whole;
+  }
+
+  /** Return the matrix that one of the two forms reads. */
+  getTable({ weight, rows, width, place }: Read): Table | Blocks {
+    const stored = this.weights[weight];
+    if ("table" in stored) return stored.table;
+    let table = this.tables.get(place);
+    if (!table) this.tables.set(place, (table = { rows, width, read: makeReader(this.graph, this.made, place, stored.value) }));
+    return table;
   }
 }
 
@@ -53,15 +71,17 @@ export class Step {
   private values = new Map<number, Value>();
   private symbols = new Map<string, number>();
 
+  private graph: Graph;
+
   constructor(
-    private graph: Graph,
+    private program: Program,
     private weights: Stored[],
     private kernels: Kernels,
     private state: State,
     private inputs: Value[],
-    private findWhole: (place: number) => Whole | null,
   ) {
-    graph.inputs.forEach((port, place) => {
+    this.graph = program.graph;
+    this.graph.inputs.forEach((port, place) => {
       port.shape.forEach((dim, axis) => {
         const size = inputs[place].shape[axis];
         if (typeof dim === "string" && !this.symbols.has(dim)) this.symbols.set(dim, size);
@@ -78,11 +98,11 @@ export class Step {
   getLogits(output: number): Logits {
     let place = this.graph.outputs[output].node;
     while (["CONTIGUOUS", "RESHAPE"].includes(this.graph.nodes[place].op)) [place] = this.graph.nodes[place].srcs;
-    const whole = this.findWhole(place);
+    const whole = this.program.findWhole(place);
     if (whole?.form !== "product") return makeKnown(new Float32Array(this.getOutput(output).data));
     const vectors = this.compute(whole.vectors);
-    const { table } = this.weights[whole.weight] as { table: Table };
-    return computeLogits(this.kernels, checkFinite(readFloats(vectors), this.graph.outputs[output].name), table);
+    const hidden = checkFinite(readFloats(vectors), this.graph.outputs[output].name);
+    return computeLogits(this.kernels, hidden, this.program.getTable(whole));
   }
 
   /** Return the states after the step. */
@@ -112,7 +132,7 @@ export class Step {
         continue;
       }
       const node = this.graph.nodes[place];
-      const whole = this.findWhole(place);
+      const whole = this.program.findWhole(place);
       const srcs = whole ? [whole.form === "rows" ? whole.index : whole.vectors] : node.srcs;
       const missing = srcs.filter((src) => !this.values.has(src));
       if (missing.length) {
@@ -139,13 +159,14 @@ export class Step {
   }
 
   private computeWhole(node: Node, whole: Whole, operand: Value): Value {
-    const { table } = this.weights[whole.weight] as { table: Table };
+    let table = this.program.getTable(whole);
     if (whole.form === "rows") {
       const read = (row: number): Float32Array => this.kernels.readRow(table, row);
       const index = { ...operand, shape: operand.shape.filter((size, axis) => size !== 1 || axis === 0) };
       index.strides = makeStrides(index.shape);
       return lookUp(table.rows, table.width, node.dtype, [table.width], index, read);
     }
+    if ("read" in table) table = this.kernels.expand(table, this.graph.weights[whole.weight].name);
     const vectors = readFloats(operand);
     const rows = vectors.length / table.width;
     const result = new Float32Array(rows * table.rows);
@@ -160,7 +181,9 @@ export class Step {
 // ---- the two forms ------------------------------------------------------------------------------
 
 /** Return the weight [rows, width] that a node is in another shape or type, or null. */
-function findTable(graph: Graph, place: number): Read | null {
+function findTable(graph: Graph, made: (Made | null)[], place: number): Read | null {
+  const blocks = made[place] && graph.nodes[place].dtype === "float32" ? findMatrix(made[place]) : null;
+  if (blocks) return { ...blocks, kind: "blocks", place };
   let dims: Dim[] | null = null; // of a RESHAPE on the way
   let node = graph.nodes[place];
   while (["RESHAPE", "CAST", "CONTIGUOUS"].includes(node.op) && node.dtype === "float32") {
@@ -172,8 +195,9 @@ function findTable(graph: Graph, place: number): Read | null {
   if (found.op !== "WEIGHT") return null;
   const { shape, dtype } = graph.weights[found.arg as number];
   if (shape.length !== 2 || (dims && !isWideShape(dims, shape))) return null;
-  if (half) return { weight: found.arg as number, kind: "bfloat16" };
-  return isTableKind(dtype) ? { weight: found.arg as number, kind: dtype } : null;
+  const [rows, width] = shape;
+  const kind = half ? "bfloat16" : dtype;
+  return isTableKind(kind) ? { weight: found.arg as number, kind, rows, width, place } : null;
 }
 
 /** Return the weight whose numbers are upper halves of float32, as bfloat16 is traced, or null. */
@@ -199,11 +223,11 @@ function skipReshape(graph: Graph, place: number): number {
   return place;
 }
 
-function findWhole(graph: Graph, place: number): Whole | null {
+function findWhole(graph: Graph, made: (Made | null)[], place: number): Whole | null {
   const node = graph.nodes[place];
   if (node.op === "LOOKUP") {
-    const read = findTable(graph, node.srcs[0]);
-    return read && countAxes(graph, node.srcs[0]) === 2 ? { form: "rows", ...read, index: node.srcs[1] } : null;
+    const read = findTable(graph, made, node.srcs[0]);
+    return read && countAxes(graph, made, node.srcs[0]) === 2 ? { form: "rows", ...read, index: node.srcs[1] } : null;
   }
   const [operation, axes] = node.op === "REDUCE" ? (node.arg as [string, number]) : [];
   if (operation !== "ADD" || axes !== 1) return null;
@@ -211,15 +235,15 @@ function findWhole(graph: Graph, place: number): Whole | null {
   if (permute.op !== "PERMUTE") return null;
   const order = permute.arg as number[];
   const inner = graph.nodes[permute.srcs[0]];
-  if (inner.op === "WHERE" && order.join() === "1,0,2") return findOneHot(graph, inner);
+  if (inner.op === "WHERE" && order.join() === "1,0,2") return findOneHot(graph, made, inner);
   const last = order.length - 1;
   if (inner.op !== "MUL" || inner.dtype !== "float32" || order.some((axis, at) => axis !== (at ? at - 1 : last))) return null;
   for (const [vectors, table] of [inner.srcs, [...inner.srcs].reverse()]) {
-    const read = findTable(graph, table);
+    const read = findTable(graph, made, table);
     const { op, arg } = graph.nodes[vectors];
-    if (!read || op !== "RESHAPE" || countAxes(graph, table) > order.length) continue;
+    if (!read || op !== "RESHAPE" || countAxes(graph, made, table) > order.length) continue;
     const dims = arg as Dim[];
-    if (dims.length === order.length && dims[last - 1] === 1 && dims[last] === graph.weights[read.weight].shape[1]) {
+    if (dims.length === order.length && dims[last - 1] === 1 && dims[last] === read.width) {
       return { form: "product", ...read, vectors };
     }
   }
@@ -227,16 +251,17 @@ function findWhole(graph: Graph, place: number): Whole | null {
 }
 
 /** Return how many axes a table has where it is used. */
-function countAxes(graph: Graph, place: number): number {
+function countAxes(graph: Graph, made: (Made | null)[], place: number): number {
   const node = graph.nodes[place];
+  if (made[place]) return made[place].shape.length;
   if (node.op === "RESHAPE") return (node.arg as Dim[]).length;
-  return node.op === "CAST" && node.dtype === "float32" ? countAxes(graph, node.srcs[0]) : 2;
+  return node.op === "CAST" && node.dtype === "float32" ? countAxes(graph, made, node.srcs[0]) : 2;
 }
 
 /** Match sum over v of where(v == index, table[v], 0), which is how an embedding is traced. */
-function findOneHot(graph: Graph, where: Node): Whole | null {
+function findOneHot(graph: Graph, made: (Made | null)[], where: Node): Whole | null {
   const [condition, chosen, otherwise] = where.srcs;
-  const read = findTable(graph, chosen);
+  const read = findTable(graph, made, chosen);
   const zero = graph.nodes[skipReshape(graph, otherwise)];
   if (!read || zero.op !== "CONST" || !/^8?0+$/.test(String(zero.arg))) return null;
   let equal = graph.nodes[condition];
@@ -249,7 +274,7 @@ function findOneHot(graph: Graph, where: Node): Whole | null {
   } else if (equal.op !== "CMPEQ") return null;
   for (const [side, other] of [equal.srcs, [...equal.srcs].reverse()]) {
     const iota = graph.nodes[skipReshape(graph, side)];
-    if (iota.op === "IOTA" && iota.arg === graph.weights[read.weight].shape[0]) return { form: "rows", ...read, index: skipReshape(graph, other) };
+    if (iota.op === "IOTA" && iota.arg === read.rows) return { form: "rows", ...read, index: skipReshape(graph, other) };
   }
   return null;
 }

@@ -98,7 +98,7 @@ def test_experts_stay_with_nodes(tmp_path: Path) -> None:
     client = compiled.manifest.client
     assert client is not None
     assert sum(task.gate is not None for task in compiled.manifest.tasks) == 4
-    assert any("block 2 experts" in task.label for task in client.tasks)
+    assert [task.label[:7] for task in client.tasks] == ["embed .", "block 2"]
 
 
 def test_what_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +111,15 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         )
         monkeypatch.syspath_prepend(tmp_path)
         build("halves:halve", TARGET, private=0)
+
+
+def test_a_table_of_both_ends_is_one_whatever_fits_a_card(tmp_path: Path) -> None:
+    """Divided, it would be other parts for the embedding than for the head, and fetched twice."""
+    save_llama(tmp_path / "m", {"num_hidden_layers": 6, "vocab_size": 2_048})
+    client = build(str(tmp_path / "m"), 60_000, sizes=Sizes(chunk=2), private=1).manifest.client
+    assert client is not None
+    labels = [task.label for task in client.tasks]
+    assert len(labels) == 2 and not any(" of " in label for label in labels), labels
 
 
 async def test_ports_are_those_of_the_graph(tmp_path: Path) -> None:
@@ -138,8 +147,11 @@ def test_inspect_says_whose_task_is_whose_and_what_it_hides() -> None:
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(render_model(profile, "m"))
     text = console.export_text()
-    assert "client   block 0 MLP · before the nodes" in text
-    assert "client   head · after the nodes" in text and "reconstruct them" in text
+    assert "client   embed ... block 0 MLP · before the nodes" in text
+    assert (
+        "client   block 4 attention ... head · after the nodes" in text
+        and "reconstruct them" in text
+    )
     whole = build(str(EXAMPLE), TARGET, sizes=SIZES)
     assert describe_model(compute_profile(whole.manifest), "m")["client"] is None
 
@@ -148,7 +160,7 @@ def test_drawings_show_the_client_s_tasks_around_those_of_nodes() -> None:
     compiled = build(str(EXAMPLE), TARGET, sizes=SIZES, private=1)
     profile = compute_profile(compiled.manifest, compiled.times_ps)
     lines = draw_mermaid(profile).splitlines()
-    assert '  c2 -->|"8.19 kB"| t0' in lines and '  t5 -->|"8.19 kB"| c3' in lines
-    assert '  c5 -->|"65.5 kB"| out0' in lines and "  in0 -.-> c0" in lines
-    assert lines[-1] == "  class c0,c1,c2,c3,c4,c5 client"
-    assert '  c5 [label="client head\\n' in draw_dot(profile)
+    assert '  c0 -->|"8.19 kB"| t0' in lines and '  t5 -->|"8.19 kB"| c1' in lines
+    assert '  c1 -->|"65.5 kB"| out0' in lines and "  in0 -.-> c0" in lines
+    assert lines[-1] == "  class c0,c1 client"
+    assert '  c1 [label="client block 4 attention ... head\\n' in draw_dot(profile)

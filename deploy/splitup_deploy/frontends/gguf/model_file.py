@@ -14,6 +14,7 @@ from typing import Final
 
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
+from splitup.graph.manifest import ModelKind
 from splitup_deploy.frontends.chat import offer_way_out
 from splitup_deploy.frontends.decoder import expert_layers
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
@@ -131,18 +132,39 @@ _PARAMETERS: Final = {
 _PLAIN: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def load_decoder_gguf(file: GgufFile, family: str, sizes: Sizes) -> SourceModel:
-    """Trace the file of a model of a family; raises InvalidModel for what is not supported."""
+@dataclass(frozen=True, slots=True)
+class OpenGguf:
+    """A decoder's file before its step is described."""
+
+    config: DecoderConfig
+    weights: GgufWeights
+    text: SourceText | None
+    left_out: Mapping[str, str]  # what is not read of it
+    notes: tuple[str, ...]
+
+    def check_all_read(self) -> tuple[str, ...]:
+        """Return what to say of weights that were left out; raise InvalidModel for unknown ones."""
+        return self.weights.check_all_read((ROPE_FACTORS, *LONG_FACTORS), self.left_out)
+
+
+def open_decoder_gguf(file: GgufFile, family: str, sizes: Sizes) -> OpenGguf:
+    """Read the metadata of a decoder, and find its weights; raises InvalidModel."""
     config = read_config(file, family, sizes.context)
-    text, said = _read_text(file, config, sizes)
+    text, notes = _read_text(file, config, sizes)
     weights = GgufWeights(file, config, choose_family(file, family))
-    traced = trace_language_model(config, weights, sizes.chunk)
     others = dict.fromkeys(list_further_blocks(file, config), FURTHER)
     for layer in config.borrowed.layers if config.borrowed is not None else ():
         others |= {f"blk.{layer}.attn_{part}": BORROWED for part in ("k.", "v.", "k_norm.")}
-    notes = weights.check_all_read((ROPE_FACTORS, *LONG_FACTORS), others)
-    traced = replace(traced, notes=(*traced.notes, *notes, *said))
-    return SourceModel("function" if text is None else "text-generation", traced, text)
+    return OpenGguf(config, weights, text, others, notes)
+
+
+def load_decoder_gguf(opened: OpenGguf, sizes: Sizes) -> SourceModel:
+    """Trace the file of a model of a family; raises InvalidModel for what is not supported."""
+    traced = trace_language_model(opened.config, opened.weights, sizes.chunk)
+    notes = opened.check_all_read()
+    traced = replace(traced, notes=(*traced.notes, *notes, *opened.notes))
+    kind: ModelKind = "function" if opened.text is None else "text-generation"
+    return SourceModel(kind, traced, opened.text)
 
 
 def _read_text(

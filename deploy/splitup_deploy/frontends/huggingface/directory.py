@@ -88,7 +88,6 @@ class OpenDecoder:
     weights: DirectoryWeights
     text: SourceText | None
     left_out: Mapping[str, str]
-    is_quantised: bool
     notes: tuple[str, ...]
 
     def check_all_read(self) -> tuple[str, ...]:
@@ -129,7 +128,7 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
     if is_tower:
         why = "it takes text only" if config.images is None else "register them with --vision"
         others |= dict.fromkeys(OTHER_MODULES, f"of the towers for images: {why}")
-    return OpenDecoder(config, weights, text, others, quantisation is not None, notes)
+    return OpenDecoder(config, weights, text, others, notes)
 
 
 def _read_text(

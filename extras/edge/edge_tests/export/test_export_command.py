@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from splitup_deploy.cli.commands import app
+from splitup_edge.export.plan import plan_export
 from splitup_edge.program import EdgeProgram, check_file, import_extra
 from typer.testing import CliRunner
 
 from splitup.core.errors import ConfigurationError, InvalidModel
 from tests.deploy.blocks import SDAR, save_blocks
+from tests.deploy.ggufs import save_gguf
 from tests.deploy.llamas import EXAMPLE, save_llama
 
 
@@ -62,6 +65,26 @@ def test_an_onnx_file_needs_no_extra(tmp_path: Path) -> None:
     report = export(tmp_path / "model", "--backend", "onnx", "--output", tmp_path / "m.onnx")
     assert report["file_bytes"] == (tmp_path / "m.onnx").stat().st_size
     assert report["rows"] == {"forward": 1}
+
+
+@pytest.mark.parametrize("form", ["Q4_1", "Q8_0"])
+def test_a_gguf_file_is_exported_as_the_numbers_that_it_stands_for(
+    form: str, tmp_path: Path
+) -> None:
+    config, weights = save_gguf(tmp_path / "m.gguf", {"intermediate_size": 64}, forms={"": form})
+    save_llama(tmp_path / "model", config)
+    save_file(weights, tmp_path / "model/model.safetensors")
+    found, wanted = (
+        plan_export(str(tmp_path / name), "fp32", None, None).models["forward"].graph
+        for name in ("m.gguf", "model")
+    )
+    assert found.nodes == wanted.nodes and set(found.tensors) == set(wanted.tensors)
+    for name, tensor in wanted.tensors.items():
+        np.testing.assert_array_equal(
+            np.frombuffer(found.tensors[name].read(), np.uint8),
+            np.frombuffer(tensor.read(), np.uint8),
+            name,
+        )
 
 
 def test_bad_input_is_one_sentence_and_nothing_is_written(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from splitup_deploy.frontends.decoder.row_operations import Weights
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxNode, OnnxTensor
 from splitup_deploy.frontends.weight_sources import WeightSource
 
-from splitup.core.errors import InvalidModel
 from splitup.core.tensors import get_numpy_dtype
 from splitup_edge.static_step import StaticShape
 
@@ -66,11 +65,6 @@ class GraphBuilder:
     def hold(self, source: WeightSource, offset: float = 0.0) -> str:
         """Return the name of a weight."""
         spec = source.spec
-        if source.encoding not in ("", "bfloat16"):
-            raise InvalidModel(
-                f"weight '{spec.name}' is stored as {source.encoding}; a static graph takes "
-                "float32, float16 and bfloat16: export the model from its original directory"
-            )
         data = AsFloat32(source, offset)
         self.tensors.setdefault(spec.name, OnnxTensor(spec.name, "float32", spec.shape, data))
         return spec.name

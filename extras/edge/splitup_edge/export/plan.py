@@ -11,9 +11,16 @@ from typing import Any, Final, Literal, get_args
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.row_operations import Weights
 from splitup_deploy.frontends.families.text_towers import find_text_tower
+from splitup_deploy.frontends.gguf.load import is_gguf_file, open_gguf
+from splitup_deploy.frontends.gguf.model_file import OpenGguf
+from splitup_deploy.frontends.gguf.parts import read_gguf_parts
 from splitup_deploy.frontends.huggingface.checkpoint import read_json
 from splitup_deploy.frontends.huggingface.config_only import ShapeWeights, is_without_weights
-from splitup_deploy.frontends.huggingface.directory import open_decoder, parse_config
+from splitup_deploy.frontends.huggingface.directory import (
+    OpenDecoder,
+    open_decoder,
+    parse_config,
+)
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxModel, OnnxNode
 from splitup_deploy.frontends.source_model import Sizes, SourceText
 
@@ -22,6 +29,7 @@ from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import ITEM_BYTES
 from splitup.graph.manifest import TextInfo
+from splitup_edge.export.float_weights import FloatWeights
 from splitup_edge.export.static_experts import ROUTER
 from splitup_edge.export.static_graph import build_static_step, make_shape
 from splitup_edge.program import EdgeInfo
@@ -109,24 +117,25 @@ def plan_export(
 
 def _open(
     source: str, max_len: int | None
-) -> tuple[DecoderConfig, Weights, SourceText | None, Any]:
+) -> tuple[DecoderConfig, Weights, SourceText | None, OpenDecoder | OpenGguf | None]:
     path = Path(source)
     if is_without_weights(source):
         file = path / "config.json" if path.is_dir() else path
         table = find_text_tower(read_json(file, tuning.MAX_CONFIG_BYTES))
         return parse_config(table, max_len), ShapeWeights(table), None, None
-    if not path.is_dir():
-        what = "is no directory" if path.exists() else "does not exist"
+    sizes = Sizes(context=max_len)
+    opened: OpenDecoder | OpenGguf
+    if is_gguf_file(source):
+        opened = open_gguf(source, read_gguf_parts(path), sizes)
+    elif path.is_dir():
+        opened = open_decoder(path, sizes)
+    else:
+        what = "is neither" if path.exists() else "does not exist"
         raise InvalidModel(
-            f"'{source}' {what}: give the Hugging Face directory of a language model"
+            f"'{source}' {what}: give the Hugging Face directory, or a GGUF file, of a language "
+            "model"
         )
-    opened = open_decoder(path, Sizes(context=max_len))
-    if opened.is_quantised:
-        raise InvalidModel(
-            f"the weights of '{source}' are quantised, and an export reads float32, float16 and "
-            "bfloat16; export the model that they were made from, with --dtype int8 or int4"
-        )
-    return opened.config, opened.weights, opened.text, opened
+    return opened.config, FloatWeights(opened.weights), opened.text, opened
 
 
 def _describe(

@@ -18,8 +18,10 @@ PREPARE = """
         t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
         return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
     };
+    const BLOCKS = "blocks";  // float32 numbers that are given in parts
     const KINDS = { float16: Uint16Array, bfloat16: Uint16Array, float32: Float32Array };
-    function makeTable({ kind, rows, width, spread, seed }) {
+    function makeTable({ kind: wanted, rows, width, spread, seed }) {
+        const kind = wanted === BLOCKS ? "float32" : wanted;
         const next = random(seed);
         const table = kernels.addTable(kind, rows, width);
         const bytes = kernels.getBytes(table);
@@ -38,7 +40,10 @@ PREPARE = """
         }
         kernels.checkTable(table, "table");
         const hidden = Float32Array.from({ length: width }, () => (next() - 0.5) * 4);
-        return { table, hidden };
+        if (wanted !== BLOCKS) return { table, hidden };
+        const copy = numbers.slice();  // the kernels' memory moves
+        const read = (first, count) => copy.subarray(first * width, (first + count) * width);
+        return { table: { rows, width, read }, hidden };
     }
 """
 TABLES: list[dict[str, Any]] = [
@@ -46,6 +51,7 @@ TABLES: list[dict[str, Any]] = [
     {"kind": "float16", "rows": 40, "width": 1, "spread": 1e-7, "seed": 2},
     {"kind": "bfloat16", "rows": 3_001, "width": 100, "spread": 1.0, "seed": 3},
     {"kind": "float32", "rows": 2_000, "width": 67, "spread": 1e-3, "seed": 4},
+    {"kind": "blocks", "rows": 5_003, "width": 250, "spread": 0.05, "seed": 6},
     {"kind": "float32", "rows": 1, "width": 5_000, "spread": 1e15, "seed": 5},
 ]
 
