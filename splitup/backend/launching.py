@@ -239,10 +239,15 @@ def join_launches(bound: Sequence[Bound], threads: int) -> list[LaunchFunction]:
 
 
 def encode_records(bound: Bound, threads: int) -> tuple[bytes, ...] | None:
-    """Return what ``make_launch`` runs the kernel by; None unless it is machine code."""
+    """Return what ``launch_records`` runs the kernel by; None unless it is machine code."""
     if not bound.parts or not kernel_sequence.is_supported():
         return None
     return kernel_sequence.encode_records(bound.parts, threads)
+
+
+def launch_records(records: Sequence[tuple[bytes, ...]]) -> None:
+    """Run kernels one after the other, at least one."""
+    kernel_sequence.make_launch(records)()
 
 
 def load_executable(device: str, executable: Executable) -> Any:

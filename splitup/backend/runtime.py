@@ -49,6 +49,7 @@ from splitup.backend.launching import (
     States,
     encode_records,
     join_launches,
+    launch_records,
     load_executable,
 )
 from splitup.backend.merging import MergedSteps, StepLaunches
@@ -58,7 +59,6 @@ from splitup.core import tuning
 from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import TensorSpec
-from splitup.cpu.kernel_sequence import make_launch
 from splitup.graph.cost import check_memory, compute_state_bytes, compute_vram_bytes
 from splitup.graph.gates import check_gate
 from splitup.graph.memory import round_up
@@ -446,7 +446,7 @@ class TaskProgram:
             records: list[tuple[bytes, ...]] = []
             for position, record in enumerate(self._shared_records):
                 records += [one[position] for one in apart] if record is None else [record]
-            make_launch(records)()
+            launch_records(records)
             return
         launches = [state._apart[state._parity] for state in states]
         for position, shared in enumerate(self._shared):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
+from splitup_deploy.frontends.decoder.float_weights import FloatWeights
 from splitup_deploy.frontends.decoder.row_operations import Weights
 from splitup_deploy.frontends.families.text_towers import find_text_tower
 from splitup_deploy.frontends.gguf.load import is_gguf_file, open_gguf
@@ -29,7 +30,6 @@ from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import ITEM_BYTES
 from splitup.graph.manifest import TextInfo
-from splitup_edge.export.float_weights import FloatWeights
 from splitup_edge.export.static_experts import ROUTER
 from splitup_edge.export.static_graph import build_static_step, make_shape
 from splitup_edge.program import EdgeInfo

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from splitup_deploy.frontends.decoder.quantised import dequantise
-from splitup_deploy.frontends.decoder.row_operations import Weights
-from splitup_deploy.frontends.weight_sources import WeightSource, join_sources
 from tinygrad import Tensor
 
 from splitup.backend.devices.device_choice import select_device
 from splitup.core.tensors import TensorSpec
+from splitup_deploy.frontends.decoder.quantised import dequantise
+from splitup_deploy.frontends.decoder.row_operations import Weights
+from splitup_deploy.frontends.weight_sources import WeightSource, join_sources
 
 _PART_BYTES: Final = 1 << 20  # of blocks that become numbers at once
 
