@@ -78,7 +78,7 @@ class FakeHttp:
     ) -> Any:
         return body if isinstance(body, ExecutorCommitment) else body.execution_id
 
-    async def get_json(self, url: str, *, timeout_s: float) -> dict[str, Any]:
+    async def get_json(self, url: str, *, timeout_s: float, max_bytes: int) -> dict[str, Any]:
         endpoint, _, execution_id = url.partition(api.ATTESTATION.path.format(execution_id=""))
         self.asked.set()
         if endpoint in self.hung:
