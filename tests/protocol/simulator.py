@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Unavailable
@@ -62,6 +62,7 @@ from splitup.protocol.settlement.attestations import Attestations, check_attesta
 from tests.builders import COMMON_CLASS, FOREIGN_CLASS, address, make_chain_manifest
 from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_committee, make_identity, make_keys
 
+TICK_S = 0.05  # of members
 M = TypeVar("M", bound=Message)
 Exposures = tuple[tuple[str, int], ...]
 LAST_CALL_S = 30  # the Market's
@@ -207,6 +208,7 @@ class Simulation:
         }
         self.tamper: dict[str, Callable[[Message], Message]] = {}  # member -> what it says instead
         self.signed_roots: dict[tuple[str, str], set[str]] = {}
+        self._chosen: tuple[Any, frozenset[str], tuple[str, ...]] = (None, frozenset(), ())
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._pending: list[Callable[[], None]] = []  # transactions for the next block
@@ -214,7 +216,7 @@ class Simulation:
         for place in range(size):
             self.start_member(place)
         self._every(1.0, self._mine)
-        self._every(0.05, self._tick)
+        self._every(TICK_S, self._tick)
         self._every(1.0, self._beat)
         self._every(5.0, self._read_registry)
         self._beat()
@@ -679,10 +681,14 @@ class Simulation:
 
     def find_executors(self, plan: Plan) -> tuple[str, ...]:
         """Return who runs every task: the first candidate that has not failed."""
-        broken = self.broken(plan)
-        return tuple(
-            next(node for node in candidates if node not in broken) for candidates in plan.tasks
-        )
+        broken = frozenset(self.broken(plan))
+        tasks, known, executors = self._chosen  # a chain of tasks asks again for each
+        if tasks is not plan.tasks or known != broken:
+            executors = tuple(
+                next(node for node in candidates if node not in broken) for candidates in plan.tasks
+            )
+            self._chosen = plan.tasks, broken, executors
+        return executors
 
     def _sign_end(self, plan: Plan, task: int) -> SignedEnd:
         """Return what the client tells the node that runs a task."""

@@ -48,7 +48,7 @@ class Attestations:
         self._unable: dict[int, set[str]] = {}
         self._slow: dict[int, set[str]] = {}
         self._fixed: dict[tuple[int, str], str] = {}
-        self._silent: set[Silence] = set()
+        self._silent: set[tuple[str, int | None]] = set()
         self._rulings: dict[tuple[int, str], Ruling] = {}  # by task and whose claim
         self._own: dict[tuple[int, str], Ruling] = {}  # (task, member) -> what it got
 
@@ -99,8 +99,8 @@ class Attestations:
         match statement:
             case Held(task=task, validator=validator, root=root):
                 self._fixed.setdefault((task, validator), root)
-            case Silence():
-                self._silent.add(statement)
+            case Silence(node=node, task=task):
+                self._silent.add((node, task))
             case Ruling(claim=claim):
                 known = self._rulings.get(claim)
                 if known is None or (known.missing and not statement.missing) or statement.close:
@@ -126,7 +126,7 @@ class Attestations:
         return self._fixed.get((task, validator))
 
     def is_silent(self, node: str, task: int | None) -> bool:
-        return Silence(node=node, task=task) in self._silent
+        return (node, task) in self._silent
 
     def find_ruling(self, task: int, validator: str = "") -> Ruling | None:
         """Return the ruling on a disputed task that 2f+1 members reached independently, or None.

@@ -198,7 +198,7 @@ class SettlementAgreement:
             return []
         else:
             _take_completion(state, verification, completion)
-        return self._advance(state, now)
+        return self._take_steps_later(state, now)
 
     def process_commitment(
         self, commitment: ExecutorCommitment, signing_key: str, token: str, now: float
@@ -230,7 +230,7 @@ class SettlementAgreement:
             return []
         state.check_validator(validator_commitment, signing_key)
         state.add_validator_commitment(validator_commitment)
-        return self._advance(state, now)
+        return self._take_steps_later(state, now)
 
     def process_rulings(
         self, execution_id: str, rulings: Sequence[Ruling], now: float
@@ -241,7 +241,7 @@ class SettlementAgreement:
             return []
         if state.verification is not None:
             self._verification_rounds.process_rulings(state.verification, rulings, now)
-        return self._advance(state, now)
+        return self._take_steps_later(state, now)
 
     def process_result(
         self, result: VerificationResult, signing_key: str, token: str, now: float
@@ -252,7 +252,7 @@ class SettlementAgreement:
             return []
         state.check_validator(result, signing_key)
         state.add_answer(ValidatorAnswer(result, token))
-        return self._advance(state, now)
+        return self._take_steps_later(state, now)
 
     # ---- members ----------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class SettlementAgreement:
                 return self._advance(state, now)
             case Attested():
                 is_new = self._take_attestation(state, message.attestation)
-                return self._advance(state, now) if is_new else []
+                return self._take_steps_later(state, now) if is_new else []
             case SettlementProposal():
                 return self._process_proposal(state, sender, message, now)
             case SettlementSignature():
@@ -367,6 +367,14 @@ class SettlementAgreement:
         return commands
 
     # ---- the steps, in order ----------------------------------------------------------------
+
+    def _take_steps_later(self, state: SettlementState, now: float) -> list[Command]:
+        """Take the steps that follow from evidence about a verification at the next tick.
+
+        They look at every drawn task. Of a thousand that are drawn thousands of answers come, and
+        looking at all for each of them would keep a member from hearing honest nodes in time.
+        """
+        return self._advance(state, now) if state.verification is None else []
 
     def _advance(self, state: SettlementState, now: float) -> list[Command]:
         """Take every step that the evidence allows, in the order of the phases."""
