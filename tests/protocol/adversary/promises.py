@@ -75,6 +75,10 @@ REMAINS: Final = {
         "honest validation is unpaid: it came too late",
     ): "A relay that holds a verification order back",
     (
+        "relay",
+        "honest validation is unpaid: it was asked in addition",
+    ): "A relay that holds a verification order back",
+    (
         "member",
         "honest validation is unpaid: it came too late",
     ): "A member that sends an order to verify again",
