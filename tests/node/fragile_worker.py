@@ -21,8 +21,10 @@ class FragileWorker(Worker):
     _corrupts = False
 
     def load(self, wanted: LoadRequest, weights: BinaryIO | None, *rest: Any) -> Any:
-        if weights is not None and weights.read() == CRASHING_WEIGHTS:
-            os.abort()
+        if weights is not None:
+            if weights.read() == CRASHING_WEIGHTS:
+                os.abort()
+            weights.seek(0)
         return super().load(wanted, weights, *rest)
 
     def compute(

@@ -24,11 +24,9 @@ HOSTILE = Path(__file__).parents[1] / "hostile_worker.py"
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can confine")
 async def test_s10_hostile_code_in_a_worker_reaches_nothing(target: Target, tmp_path: Path) -> None:
-    """The worker has loaded a task, with weights that it was handed, and started its threads."""
+    """The worker has loaded a task."""
     argv = (sys.executable, "-P", str(HOSTILE), json.dumps(target))
-    supervisor = Supervisor(
-        tmp_path, memory_bytes=10**8, device="CPU:X86", threads=2, worker_argv=argv
-    )
+    supervisor = Supervisor(tmp_path, memory_bytes=10**8, device="CPU:X86", worker_argv=argv)
     try:
         report = await supervisor.start()
         (tmp_path / "task.json").write_bytes(make_sum(2).to_bytes())

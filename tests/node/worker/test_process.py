@@ -25,7 +25,7 @@ from splitup.graph.ir import Graph
 from splitup.graph.rules import load_graph
 from tests.builders import HANG_S, KERNELS
 from tests.cpu.test_cache_writes import make_cache
-from tests.graph.graphs import make_running_sum
+from tests.graph.graphs import Builder, make_running_sum
 from tests.graph.hostile import make_shifts, make_swelling
 from tests.node.fragile_worker import CORRUPT, CRASH, CRASHING_WEIGHTS, HANG, OVERFLOW, RAISE
 from tests.node.graphs import make_accumulator, make_sum
@@ -93,6 +93,27 @@ async def run(
 def values(answer: RunAnswer | SplitUpError) -> list[float]:
     assert isinstance(answer, RunAnswer), answer
     return np.frombuffer(answer.outputs[0], np.float32).tolist()
+
+
+async def test_a_confined_worker_with_several_threads_gives_the_bytes_of_one(
+    start: Start, tmp_path: Path
+) -> None:
+    b, size = Builder(), 1_536  # as much work as threads are woken for
+    x = b.input("x", "float32", 1, size)
+    weights = np.random.default_rng(1).standard_normal((size, size), np.float32)
+    wide = b.add("EXPAND", "float32", b.add("RESHAPE", "float32", x, arg=(size,)), arg=(size,))
+    product = b.add("MUL", "float32", wide, b.weight("w", weights))
+    product = b.add("PERMUTE", "float32", product, arg=(1, 0))
+    graph = b.graph({"y": b.store("float32", b.add("REDUCE", "float32", product, arg=("ADD", 1)))})
+    (tmp_path / "task.json").write_bytes(graph.to_bytes())
+    (tmp_path / "weights").write_bytes(b.safetensors())
+    found = []
+    for threads in (1, 3):
+        supervisor = await start(threads=threads)
+        loaded = await supervisor.load(tmp_path / "task.json", tmp_path / "weights")
+        for _ in range(20):
+            found.append(values(await run(supervisor, 1, loaded["program"], [0.5] * size)))
+    assert all(one == found[0] for one in found) and any(found[0])
 
 
 async def test_state_belongs_to_its_session_and_ends_with_it(
