@@ -24,9 +24,9 @@ from typing import Any
 
 import uvloop
 from aiohttp import web
-from splitup_node.execution.digests import Digests
 from splitup_node.execution.engine import Engine
-from splitup_node.execution.executions import Execution
+from splitup_node.execution.kept.digests import Digests
+from splitup_node.execution.kept.executions import Execution
 from splitup_node.settlement.task_replay import TaskReplay, recompute
 from splitup_node.worker.supervisor import Supervisor
 
