@@ -170,7 +170,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "spelling of a manifest",
-        "splitup/graph/manifest.py",
+        "splitup/graph/manifest_rules.py",
         'if value != manifest.model_dump(mode="json"):',
         "if value is None:",
         "tests/graph/test_manifest.py::test_what_may_be_left_out_has_one_spelling",
@@ -191,7 +191,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a refused manifest",
-        "splitup/graph/manifest.py",
+        "splitup/graph/manifest_rules.py",
         "        _refused[digest] = str(error)\n",
         "",
         "tests/graph/test_manifest.py::test_s20_a_refused_manifest_is_not_read_again",

@@ -34,7 +34,8 @@ from bench.testbed.local_gateway import LocalGateway, ObjectPlace
 from splitup.core import tuning
 from splitup.crypto.keys import generate_identity
 from splitup.devnet.state import write_json
-from splitup.graph.manifest import Manifest, load_manifest
+from splitup.graph.manifest import Manifest
+from splitup.graph.manifest_rules import load_manifest
 from splitup.messages import api
 from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
