@@ -15,7 +15,7 @@
     compile     registration, a 70B dry run, predicted against real memory and time, cutting
     committee   certificates, large plans, heartbeats
     money       gas, bytes of a commitment, what verification costs
-    selection   the tables and the plot of bench/reports/selection.md
+    selection   the tables of bench/reports/selection.md
     kernels     one process against the memory's bandwidth and, with $LLAMA_PYTHON and
                 $EDGE_PYTHON, llama.cpp and XNNPACK
     adapter     encrypted adapters: CPU time, bytes and error of one hidden state

@@ -170,7 +170,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "spelling of a manifest",
-        "splitup/graph/manifest.py",
+        "splitup/graph/manifest_rules.py",
         'if value != manifest.model_dump(mode="json"):',
         "if value is None:",
         "tests/graph/test_manifest.py::test_what_may_be_left_out_has_one_spelling",
@@ -191,7 +191,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a refused manifest",
-        "splitup/graph/manifest.py",
+        "splitup/graph/manifest_rules.py",
         "        _refused[digest] = str(error)\n",
         "",
         "tests/graph/test_manifest.py::test_s20_a_refused_manifest_is_not_read_again",
@@ -1036,7 +1036,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "owner of a stream",
-        "extras/gateway/splitup_gateway/streams.py",
+        "extras/gateway/splitup_gateway/streaming/streams.py",
         "if stream is None or stream.call.owner != owner:",
         "if stream is None:",
         "extras/gateway/gateway_tests/serve/apis/test_streams.py::test_s35_a_stream_is_read_by_its_key_alone",
@@ -1044,18 +1044,18 @@ MUTANTS: Final = (
     ),
     Mutant(
         "files of streams",
-        "extras/gateway/splitup_gateway/stream_files.py",
+        "extras/gateway/splitup_gateway/streaming/stream_files.py",
         "O_CLOEXEC | flags, 0o600)",
         "O_CLOEXEC | flags, 0o644)",
-        "extras/gateway/gateway_tests/serve/test_kept_streams.py::test_s35_files_of_streams_are_private_and_few",
+        "extras/gateway/gateway_tests/serve/streaming/test_kept_streams.py::test_s35_files_of_streams_are_private_and_few",
         is_quick=False,
     ),
     Mutant(
         "bytes of a key's streams",
-        "extras/gateway/splitup_gateway/streams.py",
+        "extras/gateway/splitup_gateway/streaming/streams.py",
         "if len(ended) - place <= count and size <= most_bytes:",
         "if len(ended) - place <= count:",
-        "extras/gateway/gateway_tests/serve/test_streams.py::test_s35_few_bytes_are_kept",
+        "extras/gateway/gateway_tests/serve/streaming/test_streams.py::test_s35_few_bytes_are_kept",
         is_quick=False,
     ),
     Mutant(
@@ -1099,10 +1099,10 @@ MUTANTS: Final = (
     ),
     Mutant(
         "memory of forgotten streams",
-        "extras/gateway/splitup_gateway/streams.py",
+        "extras/gateway/splitup_gateway/streaming/streams.py",
         "rest_s, self._forget, ended.id)",
         "rest_s, self._forget, ended)",
-        "extras/gateway/gateway_tests/serve/test_streams.py::test_s35_what_is_forgotten_leaves_memory",
+        "extras/gateway/gateway_tests/serve/streaming/test_streams.py::test_s35_what_is_forgotten_leaves_memory",
     ),
     Mutant(
         "turns for leases by key",

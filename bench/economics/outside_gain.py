@@ -21,6 +21,7 @@ WINDOW_H: Final = 7 * 24.0  # an offence counts for so long after the one before
 YEAR_H: Final = 365 * 24.0
 HONEST_JUDGES: Final = 0.9**2  # (1-r)^k of the contract's condition
 P: Final = 0.08
+PER_HOUR: Final = 15
 
 # An honest node at full load: 200 executions at once of two minutes each. Each runs two of the
 # eight tasks that it holds; a conviction is final a minute after the execution's end.
@@ -70,18 +71,18 @@ class Record:
             self.offended_h = now_h
 
 
-def lie_for_ever(seed: int, gain: float, stake: float, *, per_hour: int = 15) -> float:
+def lie_for_ever(seed: int, gain: float, stake: float) -> float:
     """Return what one more lie brings on average until the losses reach the stake, or for a week.
 
-    The node lies in ``per_hour`` executions an hour, and every first judge that is drawn is honest
+    The node lies in ``PER_HOUR`` executions an hour, and every first judge that is drawn is honest
     with the probability of a market with 10 % colluding nodes.
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     record, lies = Record(), 0
     for hour in range(int(WINDOW_H)):
         floor = record.get_floor(hour, stake)
-        found = int(rng.binomial(per_hour, P * 0.9))
-        lies += per_hour
+        found = int(rng.binomial(PER_HOUR, P * 0.9))
+        lies += PER_HOUR
         record.convict(hour, floor, found)
         if record.lost >= stake:
             break

@@ -1,4 +1,4 @@
-"""Write bench/reports/economics.md's tables and plot: ``python -m bench.economics.report``."""
+"""Write bench/reports/economics.md's tables: ``python -m bench.economics.report``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from bench.economics.outside_gain import (
     flip_bits,
     lie_for_ever,
 )
-from bench.economics.plot import draw_plot
 from bench.economics.scenarios import (
     DEFAULT,
     PUBLISHED,
@@ -40,7 +39,6 @@ from bench.economics.scenarios import (
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "bench/reports/economics.md"
 PAGES: Final = (PAGE, ROOT / "docs/economics.md")  # the second one has some of the tables
-PLOT: Final = PAGE.with_suffix(".svg")
 HONEST_HEAD: Final = (
     "honest nodes' profit per task, S = 100 C",
     "honest judges slashed per 1000 tasks",
@@ -312,7 +310,6 @@ def main() -> None:
     tables = make_tables(games, results, draws)
     for page in PAGES:
         page.write_text(fill(page.read_text(), tables))
-    PLOT.write_text(draw_plot(games, {name: result.gain for name, result in results.items()}))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Simulations of how nodes are chosen: ``python -m bench.lottery.report``."""
+"""Simulations of how nodes are chosen: ``python -m bench selection``."""

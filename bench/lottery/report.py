@@ -1,4 +1,4 @@
-"""Write bench/reports/selection.md's tables and plot: ``python -m bench.lottery.report``."""
+"""The tables of bench/reports/selection.md, which ``python -m bench selection`` writes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from bench.economics.plot import BAD, GOOD, QUIET, TEXT, Panel
 from bench.economics.report import fill, make_table
 from bench.lottery.lottery import (
     History,
@@ -21,7 +20,6 @@ from bench.lottery.lottery import (
 )
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "reports" / "selection.md"
-PLOT: Final = PAGE.with_suffix(".svg")
 
 SEEDS: Final = 20
 SLOW_SEEDS: Final = 5  # for each of six markets
@@ -149,46 +147,11 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-# ---- the plot ----------------------------------------------------------------------------------
-
-
-def draw_plot(wins: list[list[int]], plain: History, fair: History) -> str:
-    """Return the SVG: shares against weights, and how long nodes wait."""
-    left = Panel(70, 60, 360, 300, (0, 0.3), (0, 0.3))
-    left.title("Share of the tasks against share of the weight")
-    ticks = [(tick / 100, f"{tick} %") for tick in (0, 10, 20, 30)]
-    left.x_axis(ticks, "share of the weight")
-    left.y_axis(ticks)
-    left.line([(0, 0), (0.3, 0.3)], QUIET)
-    for row, share in enumerate(compute_shares(make_market(MIXED))):
-        seen = [won[row] / DRAWS for won in wins]
-        left.line([(share, min(seen)), (share, max(seen))], GOOD, more='stroke-width="2"')
-        left.dot(share, sum(seen) / SEEDS, GOOD)
-    most = max(plain.longest_gaps)
-    right = Panel(560, 60, 360, 300, (0, most), (len(UNEQUAL_NAMES), 0))
-    right.title("Longest wait for work")
-    right.x_axis([(tick, f"{tick}") for tick in range(0, most + 1, max(1, most // 5))], "snapshots")
-    for place, (row, name) in enumerate(UNEQUAL_NAMES.items()):
-        for history, colour, y in ((plain, BAD, place + 0.35), (fair, GOOD, place + 0.65)):
-            gap = history.longest_gaps[row]
-            right.line([(0, y), (gap, y)], colour, more='stroke-width="8" stroke-opacity="0.7"')
-        right.text(0, place, name, anchor="start", shift=(4, 12), more='font-size="11"')
-    right.text(most, 4, "without credit", colour=BAD, anchor="end", shift=(-8, -26))
-    right.text(most, 4, "with", colour=GOOD, anchor="end", shift=(-8, -8))
-    body = "\n".join((*left.parts, *right.parts))
-    return (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 420" '
-        'font-family="Inter, \'Segoe UI\', Helvetica, Arial, sans-serif" font-size="13" '
-        f'fill="{TEXT}" role="img" aria-label="Shares follow weights, and waits are bounded">\n'
-        f'<rect width="960" height="420" fill="#fff"/>\n{body}\n</svg>\n'
-    )
-
-
 # ---- the page ----------------------------------------------------------------------------------
 
 
-def make_page(page: str) -> tuple[str, str]:
-    """Return the page with its tables filled, and the plot."""
+def make_page(page: str) -> str:
+    """Return the page with its tables filled."""
     wins, p_values = draw_shares()
     plain, fair = run_both()
     tables = {
@@ -199,14 +162,4 @@ def make_page(page: str) -> tuple[str, str]:
         "split": make_split_table(),
         "quitters": make_quitter_table(),
     }
-    return fill(page, tables), draw_plot(wins, plain, fair)
-
-
-def main() -> None:
-    page, plot = make_page(PAGE.read_text())
-    PAGE.write_text(page)
-    PLOT.write_text(plot)
-
-
-if __name__ == "__main__":
-    main()
+    return fill(page, tables)

@@ -27,13 +27,8 @@ from tokenizers import Tokenizer
 from splitup.backend.runtime import TaskProgram
 from splitup.core.tensors import array_to_bytes
 from splitup.decode.step import make_arrays, make_causal_step
-from splitup.graph.manifest import (
-    NetworkSource,
-    TaskSource,
-    get_task_key,
-    get_weights_key,
-    load_manifest,
-)
+from splitup.graph.manifest import NetworkSource, TaskSource, get_task_key, get_weights_key
+from splitup.graph.manifest_rules import load_manifest
 
 EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
 MODEL: Final = EXAMPLES / "packages-4m"

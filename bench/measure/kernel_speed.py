@@ -29,7 +29,8 @@ from typing import Any, Final
 
 import numpy as np
 from splitup_deploy.frontends.decoder.step_function import trace_decoder
-from splitup_deploy.frontends.gguf.config import FAMILIES, read_config
+from splitup_deploy.frontends.gguf.config import read_config
+from splitup_deploy.frontends.gguf.family_table import FAMILIES
 from splitup_deploy.frontends.gguf.header import read_gguf
 from splitup_deploy.frontends.gguf.model_file import GgufWeights
 

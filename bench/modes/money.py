@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from bench.modes.split import generate
 from bench.report import ROOT, Bar, Report, read_cpu_s, say
 from bench.testbed.engines import Engines, Model, run_engines
 from bench.testbed.models import CHUNK, NODES, cut_example, place_tasks, spread_tasks
-from bench.testbed.run_python import run_python
+from splitup.chain.rpc import Rpc
 from splitup.messages.completions import (
     Completion,
     End,
@@ -23,6 +23,8 @@ from splitup.messages.completions import (
     pack_completion,
 )
 from splitup.net.http import SignedClient
+from tests.builders import make_chain_manifest
+from tests.oracle import committee_network
 
 SAMPLING: Final = 0.08
 STEPS: Final = 200
@@ -71,9 +73,34 @@ async def run(quick: bool) -> Report:
 async def measure_gas(executions: int) -> int:
     """Return the largest gas of some executions of ten tasks on a running network."""
     say("gas")
-    output = await run_python("-m", "bench.measure.gas", "10", "10", str(executions))
-    found = re.findall(r"executors: ([\d,]+) gas", output)
-    return max(int(gas.replace(",", "")) for gas in found)
+    committee_network.MANIFEST = make_chain_manifest(10)
+    found = []
+    with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name:
+        async with committee_network.run_network(Path(name), nodes=10) as network:
+            await network.wait_until(network.is_ready, 120)
+            rpc = Rpc(network.rpc_url)
+            try:
+                for _ in range(executions):
+                    found.append(await _run_one(network, rpc))
+            finally:
+                await rpc.close()
+    return max(found)
+
+
+async def _run_one(network: committee_network.Network, rpc: Rpc) -> int:
+    """Return the gas of all transactions to the market while one execution runs."""
+    before = await network.client.fetch_head()
+    execution_id, _ = await network.request()
+    await network.wait_until(lambda: network.find_settlement(execution_id), 120)
+    after = await network.client.fetch_head()
+    gas = 0
+    for number in range(before.number + 1, after.number + 1):
+        block: Mapping[str, Any] = await rpc.request("eth_getBlockByNumber", hex(number), True)
+        for transaction in block["transactions"]:
+            if transaction["to"] == network.deployment.market.lower():
+                receipt = await rpc.request("eth_getTransactionReceipt", transaction["hash"])
+                gas += int(receipt["gasUsed"], 16)
+    return gas
 
 
 def measure_bytes() -> tuple[int, int]:

@@ -161,9 +161,9 @@ async def measure_gaps(engines: Engines, model: Model, tokens: int, rounds: int)
         alone_ms += alone
         beside_ms += beside
     median = statistics.median(beside_ms)
-    p99 = _percentile(beside_ms, 99)
+    p99 = _compute_p99(beside_ms)
     return {
-        "alone_ms": {**spread(alone_ms), "p99": _percentile(alone_ms, 99)},
+        "alone_ms": {**spread(alone_ms), "p99": _compute_p99(alone_ms)},
         "beside_ms": {**spread(beside_ms), "p99": p99, "count": len(beside_ms)},
         "p99_to_median": round(p99 / median, 3),
         "p99_to_median_alone": round(p99 / statistics.median(alone_ms), 3),
@@ -206,5 +206,5 @@ class _Writer:
         return _MS * (time.perf_counter() - begun)
 
 
-def _percentile(values: list[float], percent: int) -> float:
-    return round(compute_percentile([round(_MS * value) for value in values], percent) / _MS, 3)
+def _compute_p99(values: list[float]) -> float:
+    return round(compute_percentile([round(_MS * value) for value in values], 99) / _MS, 3)

@@ -1,4 +1,4 @@
-"""Write bench/reports/selection.md's tables and plot, and check that the draw is fair."""
+"""Write bench/reports/selection.md's tables, and check that the draw is fair."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from bench.lottery.lottery import compute_ks_distance
 from bench.lottery.report import (
     KS_BOUND,
     PAGE,
-    PLOT,
     STAKES,
     compute_split,
     draw_shares,
@@ -19,10 +18,8 @@ from bench.report import Bar, Report
 
 
 def run(quick: bool) -> Report:
-    """Simulate the draw, and write page and plot."""
-    page, plot = make_page(PAGE.read_text())
-    PAGE.write_text(page)
-    PLOT.write_text(plot)
+    """Simulate the draw, and write the page."""
+    PAGE.write_text(make_page(PAGE.read_text()))
     _, p_values = draw_shares()
     plain, fair = run_both()
     within_cap = [stake for stake in STAKES if stake <= 4]

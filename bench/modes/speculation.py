@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.measure.speculation_times import time_decoder
 from bench.modes.slowlink import CHUNK, CODE, Link
 from bench.report import Bar, Report, say
 from bench.testbed.delay import Quality, run_delay
@@ -72,7 +71,7 @@ async def run(quick: bool) -> Report:
                 with closing(programs), closing(Link(engines, model, ports)) as link:
                     drafts = Drafts(manifest, programs)
                     rows = await measure(link, drafts, set_quality, quick)
-    return make_report(rows, await asyncio.to_thread(time_decoder))
+    return make_report(rows)
 
 
 async def measure(
@@ -118,11 +117,8 @@ def _choose(kind: Kind, drafts: Drafts, temperature: float) -> tuple[Any, ...]:
     return decode, Sampler(temperature, SEED), speculation
 
 
-def make_report(rows: list[dict[str, Any]], own_ms: float) -> Report:
-    """Return the gains over sequential decoding at 80 and 0 ms, and all of them as figures.
-
-    ``own_ms`` is what the decoder itself takes a round.
-    """
+def make_report(rows: list[dict[str, Any]]) -> Report:
+    """Return the gains over sequential decoding at 80 and 0 ms, and all of them as figures."""
     groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:
         place = row["round_trip_ms"], row["text"], row["temperature"], row["prompt"]
@@ -155,7 +151,6 @@ def make_report(rows: list[dict[str, Any]], own_ms: float) -> Report:
         Bar("code at 80 ms, greedy", find(80, "code", 0.0), "×", at_least=6.0),
         Bar("rounds in flight against one at a time", round(min(overlap), 2), "×", at_least=1.2),
         Bar("at 0 ms, the least", min(idle, default=None), "×", at_least=0.97),
-        Bar("decoder's own work a round", round(own_ms, 2), "ms", at_most=0.3),
         Bar("texts equal to sequential's", float(equal), "", at_least=1.0),
     ]
     for row in rows:

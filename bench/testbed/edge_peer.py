@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from splitup_deploy.frontends.gguf.config import FAMILIES, read_config
+from splitup_deploy.frontends.gguf.config import read_config
+from splitup_deploy.frontends.gguf.family_table import FAMILIES
 from splitup_deploy.frontends.gguf.header import read_gguf
 from splitup_deploy.frontends.gguf.model_file import GgufWeights
 from splitup_edge.export.plan import Dtype

@@ -24,9 +24,9 @@ from typing import Any
 
 import uvloop
 from aiohttp import web
-from splitup_node.execution.digests import Digests
 from splitup_node.execution.engine import Engine
-from splitup_node.execution.executions import Execution
+from splitup_node.execution.kept.digests import Digests
+from splitup_node.execution.kept.executions import Execution
 from splitup_node.settlement.task_replay import TaskReplay, recompute
 from splitup_node.worker.supervisor import Supervisor
 
@@ -34,7 +34,8 @@ from bench.testbed.local_gateway import LocalGateway, ObjectPlace
 from splitup.core import tuning
 from splitup.crypto.keys import generate_identity
 from splitup.devnet.state import write_json
-from splitup.graph.manifest import Manifest, load_manifest
+from splitup.graph.manifest import Manifest
+from splitup.graph.manifest_rules import load_manifest
 from splitup.messages import api
 from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient, make_app, read_json, serve_app

@@ -45,7 +45,7 @@ from splitup_node.committee.reachability import Reachability
 from splitup_node.config import NodeConfig
 from splitup_node.execution.device_states import compute_state_bytes
 from splitup_node.execution.engine import Engine
-from splitup_node.execution.executions import Execution
+from splitup_node.execution.kept.executions import Execution
 from splitup_node.health import Health
 from splitup_node.settlement.account import find_low_stake
 from splitup_node.settlement.recovery import Recovery, Unreported, make_end_value, read_unreported

@@ -15,7 +15,8 @@ from splitup.client.text.generation import get_text_info
 from splitup.client.text.grammar import Grammars
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.errors import ChainRejected, InvalidInput, Refused
-from splitup.graph.manifest import Manifest, get_blob_key, load_manifest
+from splitup.graph.manifest import Manifest, get_blob_key
+from splitup.graph.manifest_rules import load_manifest
 from splitup.net.http import SignedClient
 from splitup.net.object_transfer import get_object
 from splitup.storage.gateway_client import GatewayClient

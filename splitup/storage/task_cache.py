@@ -22,12 +22,11 @@ from splitup.graph.manifest import (
     Manifest,
     Task,
     TextInfo,
-    check_refused,
     get_blob_key,
     get_task_key,
     get_weights_key,
-    load_manifest,
 )
+from splitup.graph.manifest_rules import check_refused, load_manifest
 from splitup.graph.self_test_vectors import SelfTestVectors, load_vectors
 from splitup.messages.storage import Grant, Grants
 from splitup.storage.download import download_object, write_file

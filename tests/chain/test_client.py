@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -141,17 +143,12 @@ async def test_send_without_waiting_is_mined_all_the_same(network: Network) -> N
 
 async def test_f16_dropped_transaction_is_sent_again_with_the_same_nonce(network: Network) -> None:
     rpc, owner = network.rpc, network.owner
-    await rpc.request("evm_setAutomine", False)
-    try:
+    async with _blocks_by_hand(network):
         before = int(await rpc.request("eth_getTransactionCount", owner.address, "latest"), 16)
         sending = asyncio.create_task(owner.send("usdc", "mint", MODEL[:42], 5))
         dropped = await _wait_for_pending(network)
         await rpc.request("anvil_dropTransaction", dropped)
-        while not sending.done():
-            await rpc.request("anvil_mine", "0x1")
-            await asyncio.sleep(0.05)
-    finally:
-        await rpc.request("evm_setAutomine", True)
+        await _mine_until_sent(network, sending)
     receipt = await sending
     assert receipt.transaction != dropped  # the fee was raised
     mined = await rpc.request("eth_getTransactionByHash", receipt.transaction)
@@ -161,16 +158,11 @@ async def test_f16_dropped_transaction_is_sent_again_with_the_same_nonce(network
 
 async def test_f18_intent_whose_nonce_was_used_elsewhere_gets_a_new_one(network: Network) -> None:
     rpc, owner = network.rpc, network.owner
-    await rpc.request("evm_setAutomine", False)
-    try:
+    async with _blocks_by_hand(network):
         sending = asyncio.create_task(owner.send("usdc", "mint", MODEL[:42], 5))
         await rpc.request("anvil_dropTransaction", await _wait_for_pending(network))
         await rpc.request("eth_sendTransaction", {"from": owner.address, "to": MODEL[:42]})
-        while not sending.done():
-            await rpc.request("anvil_mine", "0x1")
-            await asyncio.sleep(0.05)
-    finally:
-        await rpc.request("evm_setAutomine", True)
+        await _mine_until_sent(network, sending)
     await sending
     assert await owner.call("usdc", "balanceOf", MODEL[:42]) == 5
 
@@ -182,8 +174,7 @@ async def test_f12_send_outlives_an_endpoint_that_is_down_while_it_waits(network
     async with await Chain.connect(
         f"http://127.0.0.1:{port}", network.deployment, private_key=key
     ) as chain:
-        await network.rpc.request("evm_setAutomine", False)
-        try:
+        async with _blocks_by_hand(network):
             sending = asyncio.create_task(chain.send("usdc", "mint", MODEL[:42], 5))
             await _wait_for_pending(network)
             await proxy.close()
@@ -192,11 +183,24 @@ async def test_f12_send_outlives_an_endpoint_that_is_down_while_it_waits(network
             assert not done
             proxy = await Proxy.open(port, target)
             receipt = await asyncio.wait_for(sending, HANG_S)
-        finally:
-            await network.rpc.request("evm_setAutomine", True)
     await proxy.close()
     assert receipt.events[0].args["value"] == 5
     assert await network.owner.call("usdc", "balanceOf", MODEL[:42]) == 5
+
+
+@contextlib.asynccontextmanager
+async def _blocks_by_hand(network: Network) -> AsyncIterator[None]:
+    await network.rpc.request("evm_setAutomine", False)
+    try:
+        yield
+    finally:
+        await network.rpc.request("evm_setAutomine", True)
+
+
+async def _mine_until_sent(network: Network, *sending: asyncio.Task[Any]) -> None:
+    while not all(task.done() for task in sending):
+        await network.rpc.request("anvil_mine", "0x1")
+        await asyncio.sleep(0.05)
 
 
 async def _wait_for_pending(network: Network) -> str:
@@ -220,17 +224,12 @@ async def test_f17_fees_above_the_ceiling_are_not_paid(network: Network) -> None
 
 async def test_f17_fee_spike_raises_both_caps_by_a_tenth_at_least(network: Network) -> None:
     rpc, owner = network.rpc, network.owner
-    await rpc.request("evm_setAutomine", False)
-    try:
+    async with _blocks_by_hand(network):
         sending = asyncio.create_task(owner.send("usdc", "mint", MODEL[:42], 5))
         first = await rpc.request("eth_getTransactionByHash", await _wait_for_pending(network))
         spike = hex(2 * int(first["maxFeePerGas"], 16))
         await rpc.request("anvil_setNextBlockBaseFeePerGas", spike)
-        while not sending.done():
-            await rpc.request("anvil_mine", "0x1")
-            await asyncio.sleep(0.05)
-    finally:
-        await rpc.request("evm_setAutomine", True)
+        await _mine_until_sent(network, sending)
     mined = await rpc.request("eth_getTransactionByHash", (await sending).transaction)
     assert mined["nonce"] == first["nonce"] and mined["hash"] != first["hash"]
     for cap in ("maxFeePerGas", "maxPriorityFeePerGas"):
@@ -249,16 +248,11 @@ async def test_f17_bumps_end_at_the_ceiling_with_an_alert(
         private_key=key,
         fee_ceiling_wei=int(paid["maxFeePerGas"], 16),
     ) as chain:
-        await rpc.request("evm_setAutomine", False)
-        try:
+        async with _blocks_by_hand(network):
             sending = asyncio.create_task(chain.send("usdc", "mint", MODEL[:42], 5))
             sent = await _wait_for_pending(network)
             await rpc.request("anvil_dropTransaction", sent)
-            while not sending.done():
-                await rpc.request("anvil_mine", "0x1")
-                await asyncio.sleep(0.05)
-        finally:
-            await rpc.request("evm_setAutomine", True)
+            await _mine_until_sent(network, sending)
         assert (await sending).transaction == sent  # as it was
     assert "the fee ceiling is reached" in caplog.text
 
@@ -298,17 +292,12 @@ async def test_f19_transaction_that_reverts_when_mined_is_explained_and_not_repe
 ) -> None:
     rpc, client = network.rpc, network.client
     before = int(await rpc.request("eth_getTransactionCount", client.address, "latest"), 16)
-    await rpc.request("evm_setAutomine", False)
-    try:
+    async with _blocks_by_hand(network):
         # Each passes alone; both together take more than the 10 USDC deposited.
         sends = [
             asyncio.create_task(client.send("market", "withdraw", 6_000_000 + i)) for i in (0, 1)
         ]
-        while not all(task.done() for task in sends):
-            await rpc.request("anvil_mine", "0x1")
-            await asyncio.sleep(0.05)
-    finally:
-        await rpc.request("evm_setAutomine", True)
+        await _mine_until_sent(network, *sends)
     results = await asyncio.gather(*sends, return_exceptions=True)
     errors = [result for result in results if isinstance(result, ChainRejected)]
     assert [error.error_name for error in errors] == ["BalanceTooSmall"]

@@ -8,7 +8,8 @@ import pytest
 
 from splitup.chain.models import RecordedModels, compute_dag_root, encode_edges, encode_tasks
 from splitup.core.errors import InvalidModel
-from splitup.graph.manifest import Manifest, load_manifest
+from splitup.graph.manifest import Manifest
+from splitup.graph.manifest_rules import load_manifest
 from tests.builders import make_diamond_manifest
 from tests.chain.conftest import Network
 

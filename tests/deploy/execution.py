@@ -9,13 +9,8 @@ from typing import Any, Generic, TypeVar
 from splitup_deploy.cutting.build import CompiledModel
 
 from splitup.backend.runtime import TaskProgram
-from splitup.graph.manifest import (
-    InputSource,
-    Manifest,
-    get_task_key,
-    get_weights_key,
-    load_manifest,
-)
+from splitup.graph.manifest import InputSource, Manifest, get_task_key, get_weights_key
+from splitup.graph.manifest_rules import load_manifest
 from tests.deploy.reference_program import ReferenceProgram, load_task
 from tests.deploy.steps import Program
 

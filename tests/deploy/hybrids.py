@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.deploy.checkpoints import Case
-from tests.deploy.mixtures import Shapes, iter_latent
+from tests.deploy.mixtures import Shapes, iter_latent, iter_model
 
 _QWEN: dict[str, Any] = {
     "head_dim": 16,
@@ -32,14 +32,8 @@ _QWEN: dict[str, Any] = {
 def iter_shapes(case: Case) -> Shapes:
     """Yield every weight's Hugging Face name and shape."""
     c = case.config
-    hidden = c["hidden_size"]
-    yield "model.embed_tokens.weight", (c["vocab_size"], hidden)
-    yield "model.norm.weight", (hidden,)
-    yield "lm_head.weight", (c["vocab_size"], hidden)
-    for layer in range(c["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}."
-        for norm in ("input", "post_attention"):
-            yield f"{prefix}{norm}_layernorm.weight", (hidden,)
+
+    def list_layer(layer: int, prefix: str) -> Shapes:
         if case.model_type == "kimi_linear":
             is_recurrent = layer + 1 in c["linear_attn_config"]["kda_layers"]
             list_mixer = _iter_kda if is_recurrent else _iter_latent
@@ -48,9 +42,11 @@ def iter_shapes(case: Case) -> Shapes:
             list_mixer = _iter_delta_net if is_recurrent else _iter_gated
         yield from list_mixer(case, prefix)
         if layer < c.get("first_k_dense_replace", 0) or "num_experts" not in c:
-            yield from _iter_mlp(prefix + "mlp.", c["intermediate_size"], hidden)
+            yield from _iter_mlp(prefix + "mlp.", c["intermediate_size"], c["hidden_size"])
         else:
             yield from _iter_experts(case, prefix)
+
+    return iter_model(case, list_layer)
 
 
 def _iter_mlp(prefix: str, inner: int, hidden: int, names: str = "") -> Shapes:

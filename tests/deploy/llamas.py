@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,13 @@ def compute_logits(
     tokens: list[int],
     seen: np.ndarray | None = None,
     cache: str = "float32",
+    add_mlp: Callable[[int, np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
     """Return the logits after every token, float32 [len(tokens), vocab].
 
     ``seen[i, j]`` says whether token i attends to token j; by default, to all up to itself. Keys
-    and values are rounded to the dtype ``cache``.
+    and values are rounded to the dtype ``cache``. ``add_mlp`` returns what a layer adds in place of
+    the Llama's own MLP.
 
     Plain numpy from the papers: RMSNorm (arXiv 1910.07467), rotary positions in the half-split
     layout (arXiv 2104.09864), grouped queries (arXiv 2305.13245), SwiGLU (arXiv 2002.05202).
@@ -140,6 +143,10 @@ def compute_logits(
             (h @ weights[prefix + f"self_attn.{p}_proj.weight"].T).reshape(count, -1, size)
             for p in "qkv"
         )
+        if prefix + "self_attn.q_norm.weight" in weights:
+            q, k = (
+                norm(part, f"{prefix}self_attn.{n}_norm.weight") for part, n in ((q, "q"), (k, "k"))
+            )
         q, k = rotate(q), rotate(k)
         k, v = (round_array(cache, part.astype(get_array_dtype(cache))) for part in (k, v))
         k, v = (np.repeat(part, heads // kv_heads, 1) for part in (k, v))
@@ -148,13 +155,20 @@ def compute_logits(
         mixed = np.einsum("hqk,khd->qhd", powers / powers.sum(-1, keepdims=True), v)
         x = x + mixed.reshape(count, -1) @ weights[prefix + "self_attn.o_proj.weight"].T
         h = norm(x, prefix + "post_attention_layernorm.weight")
-        gate = h @ weights[prefix + "mlp.gate_proj.weight"].T
-        up = h @ weights[prefix + "mlp.up_proj.weight"].T
-        active = gate / (1 + np.exp(-gate)) * up
-        x = x + active @ weights[prefix + "mlp.down_proj.weight"].T
+        if add_mlp is not None:
+            x = x + add_mlp(layer, h)
+            continue
+        names = (f"{prefix}mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
+        x = x + compute_mlp(h, *(weights[name] for name in names))
     x = norm(x, "model.norm.weight")
     head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     return (x @ weights[head].T).astype(np.float32)
+
+
+def compute_mlp(h: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:
+    """Return what a SwiGLU MLP gives."""
+    g = h @ gate.T
+    return (g / (1 + np.exp(-g)) * (h @ up.T)) @ down.T
 
 
 def relative_error(given: np.ndarray, wanted: np.ndarray) -> float:

@@ -6,7 +6,7 @@ what Hugging Face's own models compute on them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.deploy.checkpoints import Case
@@ -42,19 +42,26 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 def iter_shapes(case: Case) -> Shapes:
     """Yield every weight's Hugging Face name and shape."""
-    c = case.config
-    hidden = c["hidden_size"]
-    yield "model.embed_tokens.weight", (c["vocab_size"], hidden)
+    list_attention = iter_latent if "kv_lora_rank" in case.config else _iter_attention
+
+    def list_layer(layer: int, prefix: str) -> Shapes:
+        yield from list_attention(case, prefix + "self_attn.")
+        yield from _iter_mlp(case, layer, prefix + "mlp.")
+
+    return iter_model(case, list_layer)
+
+
+def iter_model(case: Case, list_layer: Callable[[int, str], Shapes]) -> Shapes:
+    """Yield what all have, and what a layer of this number and prefix has besides its norms."""
+    hidden, vocab = case.config["hidden_size"], case.config["vocab_size"]
+    yield "model.embed_tokens.weight", (vocab, hidden)
     yield "model.norm.weight", (hidden,)
-    yield "lm_head.weight", (c["vocab_size"], hidden)
-    for layer in range(c["num_hidden_layers"]):
+    yield "lm_head.weight", (vocab, hidden)
+    for layer in range(case.config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         for norm in ("input", "post_attention"):
             yield f"{prefix}{norm}_layernorm.weight", (hidden,)
-        is_latent = "kv_lora_rank" in c
-        list_attention = iter_latent if is_latent else _iter_attention
-        yield from list_attention(case, prefix + "self_attn.")
-        yield from _iter_mlp(case, layer, prefix + "mlp.")
+        yield from list_layer(layer, prefix)
 
 
 def _iter_attention(case: Case, prefix: str) -> Shapes:

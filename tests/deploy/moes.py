@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from tests.deploy.llamas import TOKENIZER
+from tests.deploy import llamas
+from tests.deploy.llamas import TOKENIZER, compute_mlp
 
 COMMON: dict[str, Any] = {
     "hidden_act": "silu",
@@ -110,65 +111,28 @@ def save_moe(
 def compute_logits(
     config: dict[str, Any], weights: dict[str, np.ndarray], tokens: list[int]
 ) -> np.ndarray:
-    """Return the logits after every token: float64 numpy, written from the papers."""
+    """Return the logits after every token: a Llama's, with experts in place of its MLP."""
     weights = {name: array.astype(np.float64) for name, array in weights.items()}
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    kv_heads, size = config["num_key_value_heads"], config.get("head_dim", hidden // heads)
-    count = len(tokens)
-    angles = np.arange(count)[:, None] * config["rope_theta"] ** (
-        -2.0 * np.arange(size // 2) / size
-    )
-    cosine, sine = np.cos(angles)[:, None, :], np.sin(angles)[:, None, :]
 
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
-        scale = np.sqrt((x * x).mean(-1, keepdims=True) + config["rms_norm_eps"])
-        return x / scale * weights[name]
-
-    def rotate(x: np.ndarray) -> np.ndarray:
-        a, b = x[..., : size // 2], x[..., size // 2 :]
-        return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1)
-
-    def gated(h: np.ndarray, gate: str, up: str, down: str) -> np.ndarray:
-        g = h @ weights[gate].T
-        return (g / (1 + np.exp(-g)) * (h @ weights[up].T)) @ weights[down].T
-
-    x = weights["model.embed_tokens.weight"][tokens]
-    future = np.triu(np.full((count, count), -np.inf), 1)
-    for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}."
-        h = norm(x, prefix + "input_layernorm.weight")
-        q, k, v = (
-            (h @ weights[prefix + f"self_attn.{p}_proj.weight"].T).reshape(count, -1, size)
-            for p in "qkv"
-        )
-        if config["model_type"] == "qwen3_moe":
-            q = norm(q, prefix + "self_attn.q_norm.weight")
-            k = norm(k, prefix + "self_attn.k_norm.weight")
-        q, k = rotate(q), rotate(k)
-        k, v = (np.repeat(part, heads // kv_heads, 1) for part in (k, v))
-        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(size) + future
-        powers = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed = np.einsum("hqk,khd->qhd", powers / powers.sum(-1, keepdims=True), v)
-        x = x + mixed.reshape(count, -1) @ weights[prefix + "self_attn.o_proj.weight"].T
-        h = norm(x, prefix + "post_attention_layernorm.weight")
-        names = [prefix + name for name, _, _ in _list_mlps(config, layer)]
+    def add_mlp(layer: int, h: np.ndarray) -> np.ndarray:
+        names = [f"model.layers.{layer}.{name}" for name, _, _ in _list_mlps(config, layer)]
         if len(names) == 3:
-            x = x + gated(h, *names)
-            continue
+            return compute_mlp(h, *(weights[name] for name in names))
         routed = h @ weights[names[0]].T
         powers = np.exp(routed - routed.max(-1, keepdims=True))
         powers /= powers.sum(-1, keepdims=True)
-        added = np.zeros_like(x)
-        for row in range(count):
+        added = np.zeros_like(h)
+        for row in range(len(tokens)):
             best = np.argsort(-powers[row], kind="stable")[: config["num_experts_per_tok"]]
             gates = powers[row, best]
             if config.get("norm_topk_prob", True):
                 gates = gates / gates.sum()
             for expert, gate in zip(best, gates, strict=True):
                 three = names[1 + 3 * expert : 4 + 3 * expert]
-                added[row] += gate * gated(h[row], *three)
-        x = x + added
-    return norm(x, "model.norm.weight") @ weights["lm_head.weight"].T
+                added[row] += gate * compute_mlp(h[row], *(weights[name] for name in three))
+        return added
+
+    return llamas.compute_logits(config, weights, tokens, add_mlp=add_mlp)
 
 
 def _list_mlps(config: dict[str, Any], layer: int) -> list[tuple[str, int, int]]:

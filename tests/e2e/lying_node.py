@@ -27,10 +27,10 @@ from typing import Any
 
 from splitup_node.config import NodeConfig
 from splitup_node.daemon import run_node
-from splitup_node.execution.digests import Digests
-from splitup_node.execution.executions import Execution
+from splitup_node.execution.kept.digests import Digests
+from splitup_node.execution.kept.executions import Execution
+from splitup_node.execution.kept.routing import Outlet
 from splitup_node.execution.outputs import Outputs
-from splitup_node.execution.routing import Outlet
 from splitup_node.execution.step_loop import StepLoop
 from splitup_node.settlement.reports import Reporter
 from splitup_node.settlement.verifier import Verifier

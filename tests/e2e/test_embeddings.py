@@ -22,7 +22,7 @@ from splitup.decode.texts import EncodedText, make_text_arrays
 from splitup.devnet.processes import find_program
 from tests.deploy.encoders import CASES, save_encoder
 from tests.e2e.conftest import MODEL, Network
-from tests.e2e.test_serve import run_server
+from tests.e2e.test_serve import run_keys, run_server
 
 CHUNK = 40
 EMBEDDER, RANKER = "tiny-bert", "tiny-ranker"
@@ -53,17 +53,6 @@ def url(network: Network, folder: Path, database: str, key: str) -> Iterator[str
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"sqlite:///{tmp_path_factory.mktemp('keys') / 'keys.sqlite'}"
-
-
-def run_keys(database: str, *arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [find_program("splitup"), "keys", *arguments, "--keys", database, "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 @pytest.fixture(scope="module")

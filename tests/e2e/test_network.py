@@ -31,7 +31,8 @@ from splitup.decode.speculation.lookahead import LookaheadOptions
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.devnet.funding import GIFT_WEI
 from splitup.devnet.processes import find_program
-from splitup.graph.manifest import Manifest, get_manifest_key, load_manifest
+from splitup.graph.manifest import Manifest, get_manifest_key
+from splitup.graph.manifest_rules import load_manifest
 from splitup.messages.storage import UploadObject
 from tests.builders import HANG_S
 from tests.e2e.conftest import CHUNK, DRAFT, EXAMPLE, MODEL, Network, wait_for

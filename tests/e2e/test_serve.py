@@ -45,7 +45,7 @@ def run_server(network: Network, *flags: str, model: str = MODEL) -> Iterator[st
             process.kill()
 
 
-def run_keys(database: str, *arguments: str) -> dict[str, object]:
+def run_keys(database: str, *arguments: str) -> dict[str, Any]:
     """Run ``splitup keys`` on a database; return its JSON object."""
     done = subprocess.run(
         [find_program("splitup"), "keys", *arguments, "--keys", database, "--json"],
@@ -53,7 +53,7 @@ def run_keys(database: str, *arguments: str) -> dict[str, object]:
         text=True,
         check=True,
     )
-    found: dict[str, object] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 

@@ -18,7 +18,7 @@ from splitup.core import limits
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import compute_zero_digest
 from splitup.graph.ir import parse_graph
-from splitup.graph.manifest import load_manifest
+from splitup.graph.manifest_rules import load_manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.frames import (
     Frame,

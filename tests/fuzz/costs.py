@@ -34,9 +34,9 @@ from splitup.core.records import LaxRecord
 from splitup.core.tensors import parse_safetensors
 from splitup.crypto.jws import sign_jws, verify_jws
 from splitup.crypto.keys import generate_identity
-from splitup.graph import manifest
+from splitup.graph import manifest_rules
 from splitup.graph.ir import parse_graph
-from splitup.graph.manifest import load_manifest
+from splitup.graph.manifest_rules import load_manifest
 from splitup.graph.self_test_vectors import load_vectors
 from tests.fuzz.binary_doors import find_binary_doors
 
@@ -193,7 +193,7 @@ def find_doors() -> dict[str, Callable[[str], Callable[[], object]]]:
         return lambda: verify_jws(token, typ="t", audience="a", now_s=1_000)
 
     def read_manifest(data: bytes) -> None:
-        manifest._refused.clear()  # or only the first one would be read
+        manifest_rules._refused.clear()  # or only the first one would be read
         load_manifest(data)
 
     return {

@@ -31,7 +31,8 @@ from splitup.core import tuning
 from splitup.core.codec import encode_canonical
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import parse_safetensors
-from splitup.graph.manifest import get_task_key, load_manifest
+from splitup.graph.manifest import get_task_key
+from splitup.graph.manifest_rules import load_manifest
 from splitup.graph.rules import load_graph
 from tests.deploy import converted, hybrids, mixtures
 from tests.deploy.checkpoints import CASES, GOLDEN, save_safetensors

@@ -17,8 +17,8 @@ from splitup.graph.manifest import (
     get_manifest_key,
     get_task_key,
     get_weights_key,
-    load_manifest,
 )
+from splitup.graph.manifest_rules import load_manifest
 from tests.builders import HANG_S
 
 X = {"name": "x", "dtype": "float32", "shape": [1, 4], "rows": ""}
@@ -325,6 +325,6 @@ def test_s20_a_refused_manifest_is_not_read_again(monkeypatch: pytest.MonkeyPatc
     data = b'{"version":1,"why":"a manifest that this test alone reads"}'
     with pytest.raises(InvalidModel, match="Field required"):
         load_manifest(data)
-    monkeypatch.setattr("splitup.graph.manifest.decode_canonical", None)
+    monkeypatch.setattr("splitup.graph.manifest_rules.decode_canonical", None)
     with pytest.raises(InvalidModel, match="Field required"):
         load_manifest(data)

@@ -8,11 +8,39 @@ from collections.abc import Iterator, Sequence
 
 from aiohttp import web
 
-from splitup.core.errors import Unavailable
+from splitup.core.errors import PeerFault, Unavailable
+from splitup.crypto.keys import generate_identity
 from splitup.messages import api
 from splitup.messages.snapshots import ReachRequest
 from splitup.net.http import Server, make_app, read_message, serve_app
+from splitup.net.links import Link, LinkAcceptor
 from splitup.net.relay import Relay
+from tests.builders import HANG_S, anybody
+
+
+class Receiver:
+    """The data plane of a node, whose frames are kept; ``fault`` makes it find fault with each."""
+
+    def __init__(self) -> None:
+        self.identity = generate_identity()
+        self.received: asyncio.Queue[tuple[Link, bytes]] = asyncio.Queue()
+        self.closed: asyncio.Queue[Link] = asyncio.Queue()
+        self.acceptor = LinkAcceptor(
+            self.identity.address,
+            self._on_frame,
+            on_closed=self.closed.put_nowait,
+            may_open=anybody,
+        )
+        self.fault = False
+
+    def _on_frame(self, link: Link, data: bytes) -> None:
+        if self.fault:
+            raise PeerFault("a fault")
+        self.received.put_nowait((link, data))
+
+    async def take(self) -> bytes:
+        async with asyncio.timeout(HANG_S):
+            return (await self.received.get())[1]
 
 
 class RelayServer:

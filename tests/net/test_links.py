@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 
 import aiohttp
 import pytest
@@ -12,41 +11,24 @@ import pytest_asyncio
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.crypto.jws import sign_jws
-from splitup.crypto.keys import Identity, generate_identity
+from splitup.crypto.keys import generate_identity
 from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.frames import FrameKind, Seal, decode_frame
 from splitup.net.http import Server, make_app, serve_app
-from splitup.net.links import Link, LinkAcceptor, LinkPool
+from splitup.net.links import Link, LinkPool
 from splitup.net.signed_frames import make_message_frame, make_tensor_frame, seal_frame, verify_seal
-from tests.builders import HANG_S, anybody, wait_open
+from tests.builders import HANG_S, wait_open
+from tests.net.relays import Receiver
 
 EXECUTION = "0x" + "ab" * 32
 
 
-@dataclass
-class Peer:
-    """A node's data plane; ``fault`` makes it find fault with every frame."""
+class Peer(Receiver):
+    """A node's data plane on a port of its own."""
 
-    identity: Identity = field(default_factory=generate_identity)
-    received: asyncio.Queue[tuple[Link, bytes]] = field(default_factory=asyncio.Queue)
-    closed: asyncio.Queue[Link] = field(default_factory=asyncio.Queue)
-    fault: bool = False
     server: Server | None = None
-    port: int = 0
-
-    def __post_init__(self) -> None:
-        self.acceptor = LinkAcceptor(
-            self.identity.address,
-            self._on_frame,
-            on_closed=self.closed.put_nowait,
-            may_open=anybody,
-        )
-
-    def _on_frame(self, link: Link, data: bytes) -> None:
-        if self.fault:
-            raise PeerFault("a fault")
-        self.received.put_nowait((link, data))
+    port = 0
 
     async def start(self) -> None:
         app = make_app()
@@ -62,10 +44,6 @@ class Peer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
-
-    async def take(self) -> bytes:
-        async with asyncio.timeout(HANG_S):
-            return (await self.received.get())[1]
 
 
 @pytest_asyncio.fixture

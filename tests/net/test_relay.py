@@ -18,31 +18,23 @@ from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.messages import api
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
-from splitup.net.links import Link, LinkAcceptor, LinkPool
+from splitup.net.links import Link, LinkPool
 from splitup.net.relay import RelayKind, _Node, decode_control, encode_control
 from splitup.net.tunnel import Tunnel
-from tests.builders import HANG_S, anybody, wait_open
-from tests.net.relays import BreakingProxy, RelayServer
+from tests.builders import HANG_S, wait_open
+from tests.net.relays import BreakingProxy, Receiver, RelayServer
 
 
-class HiddenNode:
+class HiddenNode(Receiver):
     """A node's data plane and HTTP server, reached through a relay."""
 
     def __init__(self) -> None:
-        self.identity = generate_identity()
-        self.received: asyncio.Queue[tuple[Link, bytes]] = asyncio.Queue()
-        self.acceptor = LinkAcceptor(self.identity.address, self._on_frame, may_open=anybody)
+        super().__init__()
         self.posted: list[object] = []
         self.reading = asyncio.Event()
         self.reading.set()
-        self.fault = False
         self.up: asyncio.Queue[str] = asyncio.Queue()
         self.serving: asyncio.Task[None] | None = None
-
-    def _on_frame(self, link: Link, data: bytes) -> None:
-        if self.fault:
-            raise PeerFault("a fault")
-        self.received.put_nowait((link, data))
 
     async def start(self) -> None:
         app = make_app()
@@ -75,10 +67,6 @@ class HiddenNode:
             await asyncio.gather(self.serving, return_exceptions=True)
         await self.tunnel.close()
         await self.server.close()
-
-    async def take(self) -> bytes:
-        async with asyncio.timeout(HANG_S):
-            return (await self.received.get())[1]
 
     async def _ping(self, _: web.Request) -> web.Response:
         await self.reading.wait()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from splitup_node.execution.engine import Engine
-from splitup_node.execution.executions import Execution
+from splitup_node.execution.kept.executions import Execution
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor
 from splitup_node.worker.worker_pool import Workers
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from eth_utils.crypto import keccak
 from splitup_oracle.config import GatewayConfig
@@ -277,3 +279,20 @@ async def confirm_group_key(
             rpc_url, deployment, private_key=member.private_key
         ) as chain:
             await chain.send("committee", "confirmGroupKey", keccak(data), data)
+
+
+def write_config(network: Network, folder: Path, **changes: Any) -> Path:
+    """Write the file of another gateway of the network's bucket."""
+    values = {
+        "rpc_url": network.rpc_url,
+        "deployment": str(network.deployment_path),
+        "s3_endpoint": network.server.endpoint_url,
+        "bucket": network.server.bucket,
+        "credentials": str(network.server.credentials_path),
+        "listen_port": 0,
+        "data_dir": "gateway",
+        **changes,
+    }
+    path = folder / "gateway.toml"
+    path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
+    return path

@@ -207,7 +207,6 @@ class Simulation:
             m.address: {} for m in self.identities
         }
         self.tamper: dict[str, Callable[[Message], Message]] = {}  # member -> what it says instead
-        self.signed_roots: dict[tuple[str, str], set[str]] = {}
         self._chosen: tuple[Any, frozenset[str], tuple[str, ...]] = (None, frozenset(), ())
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -497,38 +496,20 @@ class Simulation:
         execution_id = f"0x{number:064x}"
 
         def mine() -> None:
-            self.emit(
-                ev.RequestSeen(
-                    Request(
-                        chain_id=CHAIN_ID,
-                        market=MARKET,
-                        execution_id=execution_id,
-                        model_id=self.manifest.model_id,
-                        client=CLIENT,
-                        client_key=CLIENT_IDENTITY.signing_key_hex,
-                        steps=steps,
-                        max_price_micro_usdc=10**6,
-                        deadline=self._timestamp() + deadline_s,
-                        snapshot_sequence=self.chain.sequence,
-                        snapshot_root=self.chain.root,
-                        block_hash=f"0x{self.block:064x}",
-                        verify_bps=self.economics.sampling_bps,
-                    )
-                )
-            )
+            block_hash = f"0x{self.block:064x}"
+            request = self._make_request(execution_id, CLIENT, steps, deadline_s, block_hash)
+            self.emit(ev.RequestSeen(request))
 
         self._pending.append(mine)
         return execution_id
 
-    def sign_request(
-        self, nonce: int, *, steps: int = 4, deadline_s: int = 300, **changes: object
-    ) -> SignedRequest:
-        """Return a request that the client signs, on the latest snapshot."""
-        client = CLIENT_IDENTITY.address
-        request = Request(
+    def _make_request(
+        self, execution_id: str, client: str, steps: int, deadline_s: int, block_hash: str
+    ) -> Request:
+        return Request(
             chain_id=CHAIN_ID,
             market=MARKET,
-            execution_id=quorum.compute_execution_id(CHAIN_ID, MARKET, client, nonce),
+            execution_id=execution_id,
             model_id=self.manifest.model_id,
             client=client,
             client_key=CLIENT_IDENTITY.signing_key_hex,
@@ -537,11 +518,18 @@ class Simulation:
             deadline=self._timestamp() + deadline_s,
             snapshot_sequence=self.chain.sequence,
             snapshot_root=self.chain.root,
-            block_hash=ZERO_BYTES32,
+            block_hash=block_hash,
             verify_bps=self.economics.sampling_bps,
-            nonce=nonce,
-        ).model_copy(update=changes)
-        return sign_request(CLIENT_IDENTITY, request)
+        )
+
+    def sign_request(
+        self, nonce: int, *, steps: int = 4, deadline_s: int = 300, **changes: object
+    ) -> SignedRequest:
+        """Return a request that the client signs, on the latest snapshot."""
+        client = CLIENT_IDENTITY.address
+        execution_id = quorum.compute_execution_id(CHAIN_ID, MARKET, client, nonce)
+        request = self._make_request(execution_id, client, steps, deadline_s, ZERO_BYTES32)
+        return sign_request(CLIENT_IDENTITY, request.model_copy(update={"nonce": nonce, **changes}))
 
     def tell_signed(self, signed: SignedRequest, accounts: Collection[str] = ()) -> None:
         """Show members, all by default, a signed request; each asks the chain about the client."""

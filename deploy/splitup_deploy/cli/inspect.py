@@ -91,7 +91,7 @@ async def _fetch(options: InspectOptions) -> tuple[Profile, str]:
     """Return the profile of a registered model, and the name it was registered under."""
     from splitup.chain.registered_models import find_model
     from splitup.core.errors import ConfigurationError, InvalidInput
-    from splitup.graph.manifest import load_manifest
+    from splitup.graph.manifest_rules import load_manifest
     from splitup_deploy.cutting.build import parse_sizes
     from splitup_deploy.showing.profile import compute_profile
 

@@ -41,12 +41,12 @@ from splitup.graph.manifest import (
     TaskInput,
     TaskSource,
     TextInfo,
-    check_manifest,
     get_blob_key,
     get_manifest_key,
     get_task_key,
     get_weights_key,
 )
+from splitup.graph.manifest_rules import check_manifest
 from splitup.graph.rules import CheckedGraph, check_graph
 from splitup_deploy.cutting.divide import divide
 from splitup_deploy.cutting.least_target import advise_target

@@ -12,7 +12,7 @@ from splitup.core.errors import SplitUpError
 from splitup_gateway.apis import message_answers, ollama
 from splitup_gateway.apis.messages import MESSAGES
 from splitup_gateway.errors import ApiError, translate
-from splitup_gateway.stream_routes import limit_write
+from splitup_gateway.streaming.stream_routes import limit_write
 
 _log = logging.getLogger("splitup.serve")
 

@@ -20,7 +20,6 @@ from splitup_gateway.apis.messages import MESSAGES, CountRequest
 from splitup_gateway.apis.ollama import VERSION, ShowRequest, describe_model, show_model
 from splitup_gateway.apis.requests import parse_body, parse_request
 from splitup_gateway.error_replies import Handler, answer_errors
-from splitup_gateway.kept_streams import RESTARTED
 from splitup_gateway.metrics import list_readings
 from splitup_gateway.preparing import count_prompt
 from splitup_gateway.price_routes import PriceRoutes
@@ -29,9 +28,10 @@ from splitup_gateway.replies import Asking, Replies, Reply
 from splitup_gateway.served_models import ServedModels
 from splitup_gateway.split.server import SplitServer
 from splitup_gateway.split.sessions import SessionOptions
-from splitup_gateway.stream import Stream
-from splitup_gateway.stream_files import read_server_name
-from splitup_gateway.stream_routes import StreamRoutes
+from splitup_gateway.streaming.kept_streams import RESTARTED
+from splitup_gateway.streaming.stream import Stream
+from splitup_gateway.streaming.stream_files import read_server_name
+from splitup_gateway.streaming.stream_routes import StreamRoutes
 from splitup_gateway.timelines import Timelines
 
 MAX_BODY_BYTES: Final = 8 * 2**20  # a photo of a phone in base64

@@ -38,12 +38,12 @@ from splitup_gateway.apis.tools import CallParser
 from splitup_gateway.charges import Charge
 from splitup_gateway.generation import Report
 from splitup_gateway.image_towers import RequestImages
-from splitup_gateway.kept_streams import RESTARTED
 from splitup_gateway.names import AnswerNames
 from splitup_gateway.preparing import Prepared, prepare
 from splitup_gateway.quotes import Quotes
 from splitup_gateway.served_models import ServedModel, ServedModels
-from splitup_gateway.stream import Stream
+from splitup_gateway.streaming.kept_streams import RESTARTED
+from splitup_gateway.streaming.stream import Stream
 
 Reply = Callable[["Asking", object], Awaitable[None]]  # to a body, into a stream
 

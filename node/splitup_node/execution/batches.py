@@ -18,8 +18,8 @@ from splitup.graph.manifest import Task
 from splitup.protocol.execution.task_queue import Run, Tensor
 from splitup_node.execution.device_states import choose_idle
 from splitup_node.execution.execution_table import ExecutionTable
-from splitup_node.execution.executions import Execution
-from splitup_node.execution.parts import RowSymbol
+from splitup_node.execution.kept.executions import Execution
+from splitup_node.execution.kept.parts import RowSymbol
 from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.worker_pool import Workers
 

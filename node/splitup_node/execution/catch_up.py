@@ -19,8 +19,8 @@ from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import PortId, Tensor
 from splitup.storage.log_store import iter_log, read_tensor
 from splitup_node.execution.execution_table import ExecutionTable
-from splitup_node.execution.executions import Execution, Schedule, Spawn
-from splitup_node.execution.parts import Part
+from splitup_node.execution.kept.executions import Execution, Schedule, Spawn
+from splitup_node.execution.kept.parts import Part
 
 
 class Replay:

@@ -6,8 +6,8 @@ from splitup.core.errors import PeerFault, SplitUpError
 from splitup.messages.frames import TensorChunk
 from splitup.net.links import Link, LinkPool
 from splitup.net.tensor_chunks import has_room
-from splitup_node.execution.executions import Execution
-from splitup_node.execution.routing import Readers
+from splitup_node.execution.kept.executions import Execution
+from splitup_node.execution.kept.routing import Readers
 
 
 def find_direct_links(pool: LinkPool, readers: Readers, nbytes: int, most_bytes: int) -> list[Link]:

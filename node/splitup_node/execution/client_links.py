@@ -15,7 +15,7 @@ from splitup.messages.plans import PlanCertificate
 from splitup.messages.progress import Progress, TaskFailure
 from splitup.net.links import Link
 from splitup.net.signed_frames import make_message_frame, seal_frame
-from splitup_node.execution.executions import Execution
+from splitup_node.execution.kept.executions import Execution
 
 _log = logging.getLogger("splitup.node.clients")
 

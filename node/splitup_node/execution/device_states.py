@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from splitup.core import tuning
-from splitup_node.execution.executions import Execution
+from splitup_node.execution.kept.executions import Execution
 
 
 def compute_state_bytes(execution: Execution) -> int:

@@ -22,10 +22,10 @@ from splitup.net.links import Link, LinkAcceptor, LinkPool
 from splitup_node.execution.batches import BatchScheduler
 from splitup_node.execution.catch_up import Replay
 from splitup_node.execution.execution_table import ExecutionTable, Listener
-from splitup_node.execution.executions import Execution, OpenStore, make_execution
 from splitup_node.execution.finishing import Finisher
 from splitup_node.execution.handovers import Handovers
 from splitup_node.execution.inbox import Inbox
+from splitup_node.execution.kept.executions import Execution, OpenStore, make_execution
 from splitup_node.execution.outputs import Outputs
 from splitup_node.execution.step_loop import StepLoop
 from splitup_node.worker.worker_pool import Workers

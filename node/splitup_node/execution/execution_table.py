@@ -16,7 +16,7 @@ from splitup.net.tensor_chunks import TensorChunks
 from splitup.protocol.execution.task_queue import TaskQueue
 from splitup_node.execution.client_links import ClientLinks
 from splitup_node.execution.device_states import find_stale
-from splitup_node.execution.executions import Execution, get_first_task
+from splitup_node.execution.kept.executions import Execution, get_first_task
 from splitup_node.execution.plan_parties import PlanParties
 from splitup_node.worker.worker_pool import Workers
 

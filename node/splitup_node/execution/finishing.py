@@ -15,7 +15,7 @@ from splitup.net.signed_frames import make_message_frame
 from splitup.protocol.execution.task_queue import Run, Tensor
 from splitup_node.execution.catch_up import Replay
 from splitup_node.execution.execution_table import ExecutionTable
-from splitup_node.execution.executions import Execution, Spawn, get_first_task
+from splitup_node.execution.kept.executions import Execution, Spawn, get_first_task
 from splitup_node.fault_injection import crash_point
 from splitup_node.worker.worker_pool import Workers
 

@@ -10,8 +10,8 @@ from splitup.messages.completions import SignedTakeover
 from splitup.protocol.execution.routes import get_sources
 from splitup_node.execution.catch_up import Replay
 from splitup_node.execution.execution_table import ExecutionTable
-from splitup_node.execution.executions import Execution
 from splitup_node.execution.finishing import Finisher
+from splitup_node.execution.kept.executions import Execution
 from splitup_node.execution.outputs import Outputs
 from splitup_node.worker.worker_pool import Workers
 

@@ -30,9 +30,9 @@ from splitup.protocol.execution.task_queue import EarlyFrames, PortId, Tensor
 from splitup.storage.log_store import read_tensor
 from splitup_node.execution.chunk_transfers import check_chunk
 from splitup_node.execution.execution_table import ExecutionTable
-from splitup_node.execution.executions import Execution, Schedule, Spawn, get_first_task
 from splitup_node.execution.finishing import Finisher
 from splitup_node.execution.handovers import Handovers
+from splitup_node.execution.kept.executions import Execution, Schedule, Spawn, get_first_task
 
 _log = logging.getLogger("splitup.node.inbox")
 

@@ -28,8 +28,8 @@ from splitup.protocol.execution.task_queue import PortId, Run, Tensor
 from splitup.storage.log_store import LogObject
 from splitup_node.execution.chunk_transfers import find_direct_links
 from splitup_node.execution.execution_table import ExecutionTable
-from splitup_node.execution.executions import Execution, Spawn
-from splitup_node.execution.routing import Outlet, Readers
+from splitup_node.execution.kept.executions import Execution, Spawn
+from splitup_node.execution.kept.routing import Outlet, Readers
 
 _log = logging.getLogger("splitup.node.outputs")
 

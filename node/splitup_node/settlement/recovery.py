@@ -24,7 +24,7 @@ from splitup.storage.journal import Journal
 from splitup.storage.log_patience import LogPatience
 from splitup.storage.task_cache import TaskCache
 from splitup_node.execution.engine import Engine
-from splitup_node.execution.executions import Execution, OpenStore, make_execution
+from splitup_node.execution.kept.executions import Execution, OpenStore, make_execution
 from splitup_node.settlement.task_replay import TaskReplay, append_output, recompute
 from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.worker_pool import Workers

@@ -32,8 +32,8 @@ from splitup.storage.log_patience import LogPatience
 from splitup.storage.log_store import LogStore, LogWriter
 from splitup.storage.task_cache import TaskCache
 from splitup_node.committee.committee_client import CommitteeClient
-from splitup_node.execution.digests import Digests
 from splitup_node.execution.engine import Engine
+from splitup_node.execution.kept.digests import Digests
 from splitup_node.settlement.task_replay import TaskReplay, append_output, recompute
 from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.worker_pool import Workers

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from splitup.chain.client import Chain
@@ -34,7 +35,7 @@ from splitup.storage.task_cache import TaskCache
 from splitup_node.config import NodeConfig
 from splitup_node.execution.batches import has_all_rows
 from splitup_node.worker.ipc import RunAnswer, RunRequest
-from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor, TaskFailed, WorkerLost
+from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor, TaskFailed, WorkerLost, fulfil
 from splitup_node.worker.worker_pool import Workers
 
 SESSION: Final = 0  # the engine counts its own from 1
@@ -278,14 +279,5 @@ async def _drop_unusable(
 
 async def _run(supervisor: Supervisor | Workers, request: RunRequest) -> RunAnswer:
     future: asyncio.Future[RunAnswer] = asyncio.get_running_loop().create_future()
-
-    def handle(answer: RunAnswer | SplitUpError) -> None:
-        if future.done():
-            return
-        if isinstance(answer, SplitUpError):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
-
-    supervisor.run(request, handle)
+    supervisor.run(request, partial(fulfil, future))
     return await future

@@ -18,8 +18,9 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 from splitup.backend.compiler import compile_server
 from splitup.backend.compiler.compile_server import CompileServer
@@ -66,7 +67,18 @@ def parse_device(text: str) -> tuple[str, int]:
 
 RunHandler = Callable[[RunAnswer | SplitUpError], None]
 BatchHandler = Callable[[Sequence[RunAnswer | SplitUpError]], None]
+A = TypeVar("A")
 _Handler = Callable[[memoryview | SplitUpError], None]
+
+
+def fulfil(future: asyncio.Future[A], answer: A | SplitUpError) -> None:
+    """Hand an answer to whoever waits for it, unless nobody does any more."""
+    if future.done():
+        return
+    if isinstance(answer, SplitUpError):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
 
 
 @dataclass(slots=True)
@@ -373,15 +385,7 @@ class Supervisor:
     ) -> asyncio.Future[memoryview]:
         future: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
 
-        def on_answer(answer: memoryview | SplitUpError) -> None:
-            if future.done():
-                return
-            if isinstance(answer, SplitUpError):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
-
-        self._send(kind, parts, timeout_s, on_answer)
+        self._send(kind, parts, timeout_s, partial(fulfil, future))
         return future
 
     def _send(

@@ -19,7 +19,8 @@ from splitup.chain.market import Status
 from splitup.client.market.receipts import fetch_status
 from splitup.core import limits, tuning
 from splitup.core.errors import ChainUnavailable, PeerFault, Refused, StorageUnavailable
-from splitup.graph.manifest import Manifest, check_refused, get_manifest_key, load_manifest
+from splitup.graph.manifest import Manifest, get_manifest_key
+from splitup.graph.manifest_rules import check_refused, load_manifest
 from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient
 from splitup.net.object_transfer import get_object

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from splitup.chain.models import RecordedModels
 from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError, Unavailable
-from splitup.graph.manifest import Manifest, check_refused, load_manifest
+from splitup.graph.manifest import Manifest
+from splitup.graph.manifest_rules import check_refused, load_manifest
 from splitup.messages import api
 from splitup.messages.snapshots import Snapshot
 from splitup.net.http import SignedClient

@@ -14,9 +14,9 @@ from splitup.client.market.holders import Patience, find_believable, is_held, wa
 from splitup.core import tuning
 from splitup.core.errors import Unavailable
 from splitup.messages.snapshots import ModelHolders
-from splitup.net.http import SignedClient, error_reply, make_app, serve_app
+from splitup.net.http import SignedClient, error_reply
 from splitup.protocol.committee.certificates import CommitteeView
-from tests.client.market.test_plan_requests import make_committee
+from tests.client.market.test_plan_requests import serve_committee
 from tests.client.parties import always
 
 MODEL = "0x" + "11" * 32
@@ -75,23 +75,15 @@ def test_what_one_member_states_alone_does_not_count() -> None:
 @asynccontextmanager
 async def serve_members(answers: Sequence[list[ModelHolders]]) -> AsyncIterator[CommitteeView]:
     """Serve members that give their answers one after the other; one without any knows no route."""
-    servers = []
-    for own in answers:
 
-        async def answer(_: web.Request, own: list[ModelHolders] = own) -> web.Response:
-            if not own:
-                return error_reply(404, "no such route")
-            found = own.pop(0) if len(own) > 1 else own[0]
-            return web.Response(body=found.canonical_bytes(), content_type="application/json")
+    def answer(_: web.Request, own: list[ModelHolders]) -> web.Response:
+        if not own:
+            return error_reply(404, "no such route")
+        found = own.pop(0) if len(own) > 1 else own[0]
+        return web.Response(body=found.canonical_bytes(), content_type="application/json")
 
-        app = make_app()
-        app.router.add_get("/v1/models/{id}/holders", answer)
-        servers.append(await serve_app(app, "127.0.0.1", 0))
-    try:
-        yield make_committee([server.url for server in servers])
-    finally:
-        for server in servers:
-            await server.close()
+    async with serve_committee("/v1/models/{id}/holders", answers, answer) as committee:
+        yield committee
 
 
 async def test_the_client_asks_again_until_an_honest_member_sees_all_tasks_held(

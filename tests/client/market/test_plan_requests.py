@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 from aiohttp import web
@@ -17,6 +18,7 @@ from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from tests.builders import HANG_S
 from tests.client.parties import always, make_parties, make_wanted
 
+T = TypeVar("T")
 PLAN = make_parties().plan
 REQUEST = PLAN.request
 CERTIFICATE = PlanCertificate(plan=PLAN, seed_signature="0x", signatures=())
@@ -31,28 +33,38 @@ def make_committee(endpoints: Sequence[str]) -> CommitteeView:
 
 
 @asynccontextmanager
-async def serve_members(
-    replies: Sequence[web.Response | PlanCertificate],
+async def serve_committee(
+    path: str, replies: Iterable[T], answer: Callable[[web.Request, T], web.Response]
 ) -> AsyncIterator[CommitteeView]:
+    """Serve a member for each of the replies, of which ``answer`` makes its response."""
     servers = []
     for reply in replies:
 
-        async def answer(
-            request: web.Request, reply: web.Response | PlanCertificate = reply
-        ) -> web.Response:
-            assert request.match_info["id"] == REQUEST.execution_id
-            if isinstance(reply, PlanCertificate):
-                return web.Response(body=reply.canonical_bytes(), content_type="application/json")
-            return error_reply(reply.status, "no live node serves task 1")
+        async def respond(request: web.Request, reply: T = reply) -> web.Response:
+            return answer(request, reply)
 
         app = make_app()
-        app.router.add_get("/v1/plan/{id}", answer)
+        app.router.add_get(path, respond)
         servers.append(await serve_app(app, "127.0.0.1", 0))
     try:
         yield make_committee([server.url for server in servers])
     finally:
         for server in servers:
             await server.close()
+
+
+@asynccontextmanager
+async def serve_members(
+    replies: Sequence[web.Response | PlanCertificate],
+) -> AsyncIterator[CommitteeView]:
+    def answer(request: web.Request, reply: web.Response | PlanCertificate) -> web.Response:
+        assert request.match_info["id"] == REQUEST.execution_id
+        if isinstance(reply, PlanCertificate):
+            return web.Response(body=reply.canonical_bytes(), content_type="application/json")
+        return error_reply(reply.status, "no live node serves task 1")
+
+    async with serve_committee("/v1/plan/{id}", replies, answer) as committee:
+        yield committee
 
 
 @pytest.mark.parametrize(

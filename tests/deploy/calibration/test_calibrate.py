@@ -42,7 +42,7 @@ from splitup.core.tensors import TensorSpec
 from splitup.cpu.native_kernels import is_supported
 from splitup.graph.compare import compare_tensors
 from splitup.graph.ir import Graph, encode_float
-from splitup.graph.manifest import load_manifest
+from splitup.graph.manifest_rules import load_manifest
 from splitup.graph.rules import check_graph
 from splitup.graph.self_test_vectors import make_inputs
 from tests.deploy.llamas import EXAMPLE, save_llama

@@ -17,7 +17,7 @@ from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.frontends.weight_sources import watch_hashing
 
 from splitup.core.errors import InvalidInput, InvalidModel
-from splitup.graph.manifest import load_manifest
+from splitup.graph.manifest_rules import load_manifest
 from splitup.graph.rules import load_graph
 from tests.deploy.llamas import EXAMPLE, load_example, save_llama
 

@@ -20,7 +20,8 @@ from splitup.client.private.private_tasks import ClientPrograms
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import array_to_bytes
 from splitup.decode.step import make_arrays, make_causal_step
-from splitup.graph.manifest import get_task_key, get_weights_key, load_manifest
+from splitup.graph.manifest import get_task_key, get_weights_key
+from splitup.graph.manifest_rules import load_manifest
 from tests.deploy.execution import CutModel
 from tests.deploy.llamas import EXAMPLE, TINY, save_llama
 from tests.deploy.moes import MIXTRAL, save_moe

@@ -17,7 +17,8 @@ from splitup_deploy.uncut_model import load_reference
 
 from splitup.core.errors import InvalidModel
 from splitup.decode.step import make_block_step
-from splitup.graph.manifest import DiffusionInfo, load_manifest
+from splitup.graph.manifest import DiffusionInfo
+from splitup.graph.manifest_rules import load_manifest
 from tests.deploy.blocks import BLOCK, CASES, GOLDEN, MASK, SDAR, TOKENS, save_blocks
 from tests.deploy.checkpoints import CASES as CHECKPOINTS
 from tests.deploy.execution import CutReference

@@ -36,7 +36,8 @@ from splitup.core.tensors import array_to_bytes
 from splitup.decode.cache_contents import CacheContents
 from splitup.decode.sampler import Sampler
 from splitup.decode.step import make_causal_step
-from splitup.graph.manifest import Manifest, check_manifest
+from splitup.graph.manifest import Manifest
+from splitup.graph.manifest_rules import check_manifest
 from tests.deploy.checkpoints import GOLDEN, TOKENS
 from tests.deploy.execution import CutModel
 from tests.deploy.llamas import relative_error

@@ -20,7 +20,7 @@ from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.families.architectures import ARCHITECTURES
 from splitup_deploy.frontends.families.encoders import ENCODERS
 from splitup_deploy.frontends.families.text_towers import TOWERS
-from splitup_deploy.frontends.gguf.config import FAMILIES
+from splitup_deploy.frontends.gguf.family_table import FAMILIES
 from splitup_deploy.frontends.huggingface.directory import parse_config
 from splitup_deploy.frontends.source_model import Sizes
 from typer.testing import CliRunner

@@ -22,8 +22,8 @@ from splitup.graph.manifest import (
     Task,
     TaskInput,
     TaskSource,
-    check_manifest,
 )
+from splitup.graph.manifest_rules import check_manifest
 
 
 def make_manifest(edges: list[tuple[int, int]], label: str = "task") -> Manifest:

@@ -69,9 +69,8 @@ def compute(xs: Sequence[np.ndarray]) -> list[np.ndarray]:
     return results
 
 
-async def test_ready_steps_of_several_sessions_run_in_one_batch(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    node, client, manifest = TestNode(tmp_path / "a", Store()), TestClient(), make_one_task()
+def record_sizes(node: TestNode) -> list[int]:
+    """Return a list which the sizes of the node's batches will be added to."""
     sizes: list[int] = []
     run_together = node.workers.run_together
 
@@ -79,6 +78,14 @@ async def test_ready_steps_of_several_sessions_run_in_one_batch(tmp_path: Path) 
         sizes.append(len(requests))
         run_together(requests, handler)
 
+    node.workers.run_together = record  # type: ignore[method-assign]
+    return sizes
+
+
+async def test_ready_steps_of_several_sessions_run_in_one_batch(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    node, client, manifest = TestNode(tmp_path / "a", Store()), TestClient(), make_one_task()
+    sizes = record_sizes(node)
     ready, schedule = asyncio.Event(), node.engine.step_loop.schedule
 
     def watch() -> None:
@@ -86,7 +93,6 @@ async def test_ready_steps_of_several_sessions_run_in_one_batch(tmp_path: Path) 
         if len(node.engine._table.queue.ready) == SESSIONS:
             ready.set()
 
-    node.workers.run_together = record  # type: ignore[method-assign]
     node.engine.step_loop.schedule = watch  # type: ignore[method-assign]
     random = np.random.default_rng(0)
     try:
@@ -132,14 +138,7 @@ async def test_steps_that_wait_for_each_other_run_in_one_pass(tmp_path: Path) ->
     """As when a task that was taken over catches up: all inputs are there, in any order."""
     (tmp_path / "a").mkdir()
     node, client, manifest = TestNode(tmp_path / "a", Store()), TestClient(), make_one_task()
-    sizes: list[int] = []
-    run_together = node.workers.run_together
-
-    def record(requests: Sequence[RunRequest], handler: Any) -> None:
-        sizes.append(len(requests))
-        run_together(requests, handler)
-
-    node.workers.run_together = record  # type: ignore[method-assign]
+    sizes = record_sizes(node)
     rows = (1, 1, 2, 1, 3, 3, 2, 1)  # 8 in the first pass, 6 in the second one
     random = np.random.default_rng(0)
     inputs = [random.integers(0, 9, (count, SIZE)).astype(np.float32) for count in rows]

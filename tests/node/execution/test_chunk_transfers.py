@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from splitup_node.execution.chunk_transfers import check_chunk
-from splitup_node.execution.executions import Execution, make_execution
+from splitup_node.execution.kept.executions import Execution, make_execution
 
 from splitup.client.execution.session import Session
 from splitup.core import limits, tuning

@@ -45,7 +45,7 @@ from splitup.protocol.planning.validators import open_snapshot
 from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks
 from splitup.storage.gateway_client import GatewayClient, prove_account
 from tests.builders import find_free_port, make_chain_manifest
-from tests.oracle.gateway_network import NODE_STAKE, Network, run_network
+from tests.oracle.gateway_network import NODE_STAKE, Network, run_network, write_config
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STEPS = 100
@@ -616,19 +616,3 @@ async def test_the_command_serves_until_it_is_told_to_stop(
     process.terminate()
     _, rest = await process.communicate()
     assert process.returncode == 0, rest.decode()
-
-
-def write_config(network: Network, folder: Path, **changes: Any) -> Path:
-    values = {
-        "rpc_url": network.rpc_url,
-        "deployment": str(network.deployment_path),
-        "s3_endpoint": network.server.endpoint_url,
-        "bucket": network.server.bucket,
-        "credentials": str(network.server.credentials_path),
-        "listen_port": 0,
-        "data_dir": "gateway",
-        **changes,
-    }
-    path = folder / "gateway.toml"
-    path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
-    return path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -36,7 +35,7 @@ from splitup.net.http import SignedClient
 from splitup.protocol.execution.takeovers import sign_takeover
 from splitup.storage.gateway_client import GatewayClient, prove_account, recover_account
 from tests.builders import find_free_port, make_chain_manifest
-from tests.oracle.gateway_network import Network, register_node, run_network
+from tests.oracle.gateway_network import Network, register_node, run_network, write_config
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MANIFEST = make_chain_manifest(4)
@@ -55,18 +54,7 @@ async def open_gateway(
     network: Network, folder: Path, **changes: Any
 ) -> AsyncIterator[RunningGateway]:
     """Another gateway of the network's bucket."""
-    values = {
-        "rpc_url": network.rpc_url,
-        "deployment": str(network.deployment_path),
-        "s3_endpoint": network.server.endpoint_url,
-        "bucket": network.server.bucket,
-        "credentials": str(network.server.credentials_path),
-        "listen_port": 0,
-        "data_dir": "more",
-        **changes,
-    }
-    path = folder / "gateway.toml"
-    path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
+    path = write_config(network, folder, data_dir="more", **changes)
     gateway = await start_gateway(GatewayConfig.load(path))
     try:
         yield gateway

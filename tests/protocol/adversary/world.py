@@ -17,7 +17,7 @@ from typing import Final
 from splitup.core import limits
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto import keys, quorum
-from splitup.graph.manifest import InputSource, Manifest
+from splitup.graph.manifest import Manifest
 from splitup.messages.base import Message
 from splitup.messages.plans import PlanCertificate, SignedRequest
 from splitup.messages.snapshots import UNRULED, Snapshot, SnapshotEntry
@@ -41,7 +41,6 @@ CHEAP: Final = CheapScheme()
 CLIENT: Final = make_identity(999)
 NODES: Final = tuple(make_identity(2000 + number) for number in range(6))
 STAKE_MICRO_USDC: Final = 10**9
-BALANCE_MICRO_USDC: Final = 10**7
 SHORTEST_S: Final = MIN_DEADLINE_S + limits.SIGNED_REQUEST_MARGIN_S
 SHAPES: Final = (  # which tasks each task reads; none: the client's input
     ([],),
@@ -368,9 +367,6 @@ class World:
         """Have the next block carry out a transaction."""
         self._pending.append(transaction)
 
-    def get_block_number(self) -> int:
-        return self._block
-
     def _make_block(self) -> ev.BlockSeen:
         self.market.now_s = START_S + int(self.now)
         self.market.block_hash = f"0x{self._block:064x}"
@@ -413,8 +409,3 @@ class World:
             return
         balance, frozen = market.balances[request.client], market.frozen_until[request.client]
         self._post(account, ev.SignedRequestReceived(signed, balance, frozen), 1)
-
-
-def reads_client(manifest: Manifest, task: int) -> bool:
-    """Return whether a task reads the client's input."""
-    return any(isinstance(entry.source, InputSource) for entry in manifest.tasks[task].inputs)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.gguf import encoder_file
-from splitup_deploy.frontends.gguf.config import FAMILIES
+from splitup_deploy.frontends.gguf.family_table import FAMILIES
 from splitup_deploy.frontends.gguf.header import GgufFile
 from splitup_deploy.frontends.gguf.model_file import (
     OpenGguf,

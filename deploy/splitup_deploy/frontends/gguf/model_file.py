@@ -22,11 +22,11 @@ from splitup_deploy.frontends.families.architectures import make_text, trace_lan
 from splitup_deploy.frontends.gguf.config import (
     LONG_FACTORS,
     ROPE_FACTORS,
-    Family,
     choose_family,
     list_further_blocks,
     read_config,
 )
+from splitup_deploy.frontends.gguf.family_table import Family
 from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor
 from splitup_deploy.frontends.gguf.tokenizer import find_end_tokens, make_tokenizer, read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import BORROWED, FURTHER

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from splitup_gateway import access, error_replies, stream_routes
+from splitup_gateway import access, error_replies
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import ApiKeys
 from splitup_gateway.apis import streams
@@ -27,7 +27,8 @@ from splitup_gateway.charges import Charge
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece, Report
 from splitup_gateway.http_server import ApiServer
-from splitup_gateway.stream import Stream
+from splitup_gateway.streaming import stream_routes
+from splitup_gateway.streaming.stream import Stream
 from splitup_gateway.tcp_relay import make_certificate
 from splitup_gateway.timelines import Timelines
 

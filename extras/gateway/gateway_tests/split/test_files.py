@@ -14,7 +14,7 @@ import pytest
 from gateway_tests.split.local_nodes import LocalNodes, serve_split
 from splitup_private.split.messages import PATH
 
-from splitup.graph.manifest import load_manifest
+from splitup.graph.manifest_rules import load_manifest
 from tests.builders import HANG_S
 
 

@@ -23,7 +23,7 @@ from splitup_gateway.generation import (
     Speculate,
     generate_text,
 )
-from splitup_gateway.stream import Head, Stream
+from splitup_gateway.streaming.stream import Head, Stream
 
 
 async def generate_all(

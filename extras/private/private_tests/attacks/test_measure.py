@@ -24,7 +24,7 @@ from splitup_private.attacks.report import (
 
 from splitup.client.private.privacy import describe_privacy
 from splitup.core.errors import InvalidInput
-from splitup.graph.manifest import load_manifest
+from splitup.graph.manifest_rules import load_manifest
 from tests.deploy.llamas import EXAMPLE
 
 ROOT = Path(__file__).parents[4]

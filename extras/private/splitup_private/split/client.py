@@ -32,13 +32,8 @@ from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.step import make_arrays, make_causal_step
-from splitup.graph.manifest import (
-    Manifest,
-    get_blob_key,
-    get_task_key,
-    get_weights_key,
-    load_manifest,
-)
+from splitup.graph.manifest import Manifest, get_blob_key, get_task_key, get_weights_key
+from splitup.graph.manifest_rules import load_manifest
 from splitup.messages.storage import Grant, Grants
 from splitup.storage.task_cache import TaskCache
 from splitup_private.split import messages as split

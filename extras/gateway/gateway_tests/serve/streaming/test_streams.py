@@ -7,11 +7,11 @@ import gc
 import weakref
 
 import pytest
-from gateway_tests.serve.told_streams import ask, read, say, wait_for_ever
+from gateway_tests.serve.streaming.told_streams import ask, read, say, wait_for_ever
 from splitup_gateway.errors import ApiError
-from splitup_gateway.stream import Head, Stream
-from splitup_gateway.streamed_calls import StreamedCall
-from splitup_gateway.streams import Streams
+from splitup_gateway.streaming.stream import Head, Stream
+from splitup_gateway.streaming.streamed_calls import StreamedCall
+from splitup_gateway.streaming.streams import Streams
 
 from splitup.core import tuning
 from splitup.core.errors import Throttled

@@ -17,10 +17,10 @@ from pathlib import Path
 from splitup.core import tuning
 from splitup.core.errors import SplitUpError, Throttled
 from splitup_gateway.errors import ApiError
-from splitup_gateway.kept_streams import KeptStream
-from splitup_gateway.stream import Stream
-from splitup_gateway.stream_files import StreamFile, list_files, open_folder
-from splitup_gateway.streamed_calls import StreamedCall
+from splitup_gateway.streaming.kept_streams import KeptStream
+from splitup_gateway.streaming.stream import Stream
+from splitup_gateway.streaming.stream_files import StreamFile, list_files, open_folder
+from splitup_gateway.streaming.streamed_calls import StreamedCall
 
 _log = logging.getLogger("splitup.serve")
 

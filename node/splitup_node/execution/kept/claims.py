@@ -13,7 +13,7 @@ from splitup.messages.plans import Plan
 from splitup.protocol.execution.ends import make_count
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.settlement.edge_faults import find_input_faults
-from splitup_node.execution.parts import Part
+from splitup_node.execution.kept.parts import Part
 
 
 class EarnedClaims:

@@ -17,7 +17,7 @@ from splitup.client.queueing import Caller
 from splitup.core import tuning
 from splitup.core.errors import SplitUpError
 from splitup_gateway.errors import ApiError, translate
-from splitup_gateway.streamed_calls import StreamedCall
+from splitup_gateway.streaming.streamed_calls import StreamedCall
 
 Note = dict[str, Any]  # in JSON's types
 

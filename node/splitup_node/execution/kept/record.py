@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from splitup.core import limits
 from splitup.protocol.execution.task_queue import Tensor
 from splitup.storage.log_store import LogStore, LogWriter
-from splitup_node.execution.digests import Digests
-from splitup_node.execution.spans import Spans
+from splitup_node.execution.kept.digests import Digests
+from splitup_node.execution.kept.spans import Spans
 
 
 class ExecutionRecord:

@@ -19,10 +19,10 @@ from splitup.messages.base import CLIENT
 from splitup.messages.plans import PlanCertificate
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.log_store import LogStore
-from splitup_node.execution.claims import EarnedClaims
-from splitup_node.execution.parts import Part, make_part
-from splitup_node.execution.record import ExecutionRecord
-from splitup_node.execution.routing import Routing
+from splitup_node.execution.kept.claims import EarnedClaims
+from splitup_node.execution.kept.parts import Part, make_part
+from splitup_node.execution.kept.record import ExecutionRecord
+from splitup_node.execution.kept.routing import Routing
 
 
 class Outbox:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from splitup_gateway.stream import Head, Stream
-from splitup_gateway.streamed_calls import StreamedCall
-from splitup_gateway.streams import Work
+from splitup_gateway.streaming.stream import Head, Stream
+from splitup_gateway.streaming.streamed_calls import StreamedCall
+from splitup_gateway.streaming.streams import Work
 
 from tests.builders import HANG_S
 

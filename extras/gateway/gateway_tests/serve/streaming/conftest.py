@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from splitup_gateway.streams import Streams
+from splitup_gateway.streaming.streams import Streams
 
 
 @pytest.fixture

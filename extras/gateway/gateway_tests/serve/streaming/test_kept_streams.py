@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
-from gateway_tests.serve.told_streams import ask, read, say
+from gateway_tests.serve.streaming.told_streams import ask, read, say
 from splitup_gateway.errors import ApiError
-from splitup_gateway.stream import Head, Stream
-from splitup_gateway.streams import Streams, Work
+from splitup_gateway.streaming.stream import Head, Stream
+from splitup_gateway.streaming.streams import Streams, Work
 
 from splitup.core import tuning
 from tests.builders import HANG_S

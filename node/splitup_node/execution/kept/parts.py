@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from splitup.core.tensors import TensorSpec
 from splitup.graph.manifest import Task
 from splitup.protocol.execution.task_queue import Run
-from splitup_node.execution.digests import Digests
-from splitup_node.execution.routing import Outlet
+from splitup_node.execution.kept.digests import Digests
+from splitup_node.execution.kept.routing import Outlet
 
 
 @dataclass(frozen=True, slots=True)

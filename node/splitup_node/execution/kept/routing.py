@@ -11,7 +11,7 @@ from splitup.messages.plans import Plan
 from splitup.protocol.execution.routes import Routes, compute_routes
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId
-from splitup_node.execution.digests import StepsBefore
+from splitup_node.execution.kept.digests import StepsBefore
 
 Readers = tuple[tuple[str, str], ...]  # nodes and their endpoints
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 
-from splitup_node.execution.digests import StepsBefore
+from splitup_node.execution.kept.digests import StepsBefore
 
 from splitup.core.tensors import NO_STEPS, extend_steps
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from gateway_tests.serve.told_streams import HEAD, ask, read, say
+from gateway_tests.serve.streaming.told_streams import HEAD, ask, read, say
 from splitup_gateway.errors import ApiError
-from splitup_gateway.stream import Stream
-from splitup_gateway.streams import Streams
+from splitup_gateway.streaming.stream import Stream
+from splitup_gateway.streaming.streams import Streams
 
 from splitup.core import tuning
 
