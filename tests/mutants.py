@@ -1165,11 +1165,11 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
-        "late answers while members agree",
+        "late evidence while members agree",
         "splitup/protocol/settlement/settlement_agreement.py",
-        " or state.is_frozen:\n            return []\n        state.check_validator(result",
-        ":\n            return []\n        state.check_validator(result",
-        "tests/protocol/settlement/test_late_answers.py::test_s43_answers_that_trickle_in_do_not_use_up_the_rounds_of_all_proposers",
+        "            commands += self._proposals.judge(state, phase, sender, found)\n",
+        "",
+        "tests/protocol/settlement/test_late_answers.py::test_s44_a_member_that_proposes_with_an_answer_each_time_does_not_use_up_the_rounds",
         is_quick=False,
     ),
     Mutant(
