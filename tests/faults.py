@@ -123,6 +123,7 @@ ROWS: Final = {
     "S42": "evidence of the largest execution, too large for its message or its fields",
     "S43": "answers told to some members before each proposal, until no round is left",
     "S44": "a member that tells others something new before each proposal, by its own",
+    "S45": "a member that tells others different results of a task that it recomputed",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

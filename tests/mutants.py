@@ -1173,6 +1173,13 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "one member's word against others",
+        "splitup/protocol/settlement/verification_rounds.py",
+        "is_divided = any(doubts) or stated > 1",
+        "is_divided = any(doubts)",
+        "tests/protocol/settlement/test_outsiders.py::test_s45_a_member_that_tells_others_different_results_does_not_divide_them",
+    ),
+    Mutant(
         "statements of a packed attestation",
         "splitup/protocol/committee/settlement_proposals.py",
         "len(set(numbers)) != len(numbers) or ",
