@@ -124,6 +124,7 @@ ROWS: Final = {
     "S43": "answers told to some members before each proposal, until no round is left",
     "S44": "a member that tells others something new before each proposal, by its own",
     "S45": "a member that tells others different results of a task that it recomputed",
+    "S46": "executions so large that their payouts fit no transaction together",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)
