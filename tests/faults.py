@@ -122,6 +122,9 @@ ROWS: Final = {
     "S41": "silent validators or members, and a task of so many steps that time runs out",
     "S42": "evidence of the largest execution, too large for its message or its fields",
     "S43": "answers told to some members before each proposal, until no round is left",
+    "S44": "a member that tells others something new before each proposal, by its own",
+    "S45": "a member that tells others different results of a task that it recomputed",
+    "S46": "executions so large that their payouts fit no transaction together",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

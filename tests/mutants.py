@@ -700,10 +700,18 @@ MUTANTS: Final = (
     Mutant(
         "settlement from one's own evidence",
         f"{_SETTLEMENT}/proposals.py",
-        "            if proposal.settlement_hash == settlement_hash:\n                commands",
-        "            if True:\n                commands",
+        "            if proposal.settlement_hash == settlement_hash:\n                phase",
+        "            if True:\n                phase",
         f"{_TESTS}/settlement/test_proposals.py::"
         "test_a_proposal_is_signed_if_the_same_settlement_follows_from_our_evidence",
+    ),
+    Mutant(
+        "settlement from what one had and a proposal adds",
+        f"{_SETTLEMENT}/proposals.py",
+        "        if proposal.settlement_hash != settlement_hash:\n",
+        "        if False:\n",
+        f"{_TESTS}/settlement/test_proposals.py::"
+        "test_a_proposal_may_lack_what_came_later_and_nothing_else",
     ),
     Mutant(
         "slash by a ruling only",
@@ -1165,12 +1173,19 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
-        "late answers while members agree",
+        "late evidence while members agree",
         "splitup/protocol/settlement/settlement_agreement.py",
-        " or state.is_frozen:\n            return []\n        state.check_validator(result",
-        ":\n            return []\n        state.check_validator(result",
-        "tests/protocol/settlement/test_late_answers.py::test_s43_answers_that_trickle_in_do_not_use_up_the_rounds_of_all_proposers",
+        "            commands += self._proposals.judge(state, phase, sender, found)\n",
+        "",
+        "tests/protocol/settlement/test_late_answers.py::test_s44_a_member_that_proposes_with_an_answer_each_time_does_not_use_up_the_rounds",
         is_quick=False,
+    ),
+    Mutant(
+        "one member's word against others",
+        "splitup/protocol/settlement/verification_rounds.py",
+        "is_divided = any(doubts) or stated > 1",
+        "is_divided = any(doubts)",
+        "tests/protocol/settlement/test_outsiders.py::test_s45_a_member_that_tells_others_different_results_does_not_divide_them",
     ),
     Mutant(
         "statements of a packed attestation",

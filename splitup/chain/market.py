@@ -166,8 +166,7 @@ async def distribute(chain: Chain, account: str, *, from_block: int = 0) -> Dist
             events = await chain.fetch_events("market", from_block=from_block)
         dues = [due for due in find_dues(events) if _concerns(due, account)]
         try:
-            for start in range(0, len(dues), limits.MAX_DISTRIBUTED):
-                batch = dues[start : start + limits.MAX_DISTRIBUTED]
+            for batch in _make_batches(dues, account):
                 await chain.send("market", "distribute", [due.to_abi() for due in batch])
         except ChainRejected as error:
             if error.error_name != "AlreadyDistributed" or attempt == tuning.RPC_TRIES - 1:
@@ -177,6 +176,28 @@ async def distribute(chain: Chain, account: str, *, from_block: int = 0) -> Dist
     now_s = (await chain.fetch_head()).timestamp
     longest_s = await chain.call("market", "longestExecutionS")
     return Distribution(len(dues), _find_oldest_open(events, from_block, now_s - longest_s))
+
+
+def _make_batches(dues: Iterable[ExecutionHistory], account: str) -> list[list[ExecutionHistory]]:
+    """Group executions for calls that fit a transaction each.
+
+    One that is too large for others beside it gets as many calls as it takes until ``account`` is
+    credited: the Market credits payouts in the order of their accounts.
+    """
+    batches: list[list[ExecutionHistory]] = []
+    words = 0
+    for due in dues:
+        size = len(due.exposures) + len(due.payouts)
+        payees = [unpack_word(word)[0] for word in due.payouts]
+        place = payees.index(account) if account in payees else 0
+        for _ in range(place // limits.MAX_CREDITS + 1):
+            is_large = words + size > limits.MAX_DISTRIBUTED_WORDS
+            if not batches or is_large or len(batches[-1]) == limits.MAX_DISTRIBUTED:
+                batches.append([])
+                words = 0
+            batches[-1].append(due)
+            words += size
+    return batches
 
 
 async def refund_unclosed(chain: Chain, events: Iterable[ChainEvent], account: str) -> int:

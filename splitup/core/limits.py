@@ -219,6 +219,8 @@ EXECUTION_GRACE_S: Final = 60  # an ended execution stays this long for a client
 MAX_DEMAND: Final = 65_536  # tasks in the answer to a heartbeat; bounds what a node has to parse
 MAX_SLASHES: Final = 256  # nodes in one settlement, and accounts paid out of them; the Market's
 MAX_DISTRIBUTED: Final = 64  # executions in one transaction; the Market takes as many
+MAX_CREDITS: Final = 384  # payouts of one execution that the Market credits in one call
+MAX_DISTRIBUTED_WORDS: Final = 512  # payouts and exposures in one transaction: 23 k gas each, 2^24
 SIGNED_REQUEST_MARGIN_S: Final = (
     10  # beyond the chain's minimum: a signed request may wait for some blocks
 )

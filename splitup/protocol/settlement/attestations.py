@@ -56,6 +56,18 @@ class Attestations:
         """Return an empty collection for the same committee."""
         return Attestations(self._quorum)
 
+    def fork(self) -> Attestations:
+        """Return a collection that starts with all that was stated here."""
+        other = self.renew()
+        other._latest, other._due = dict(self._latest), dict(self._due)
+        other._statements = {said: set(members) for said, members in self._statements.items()}
+        other._made = Counter(self._made)
+        other._unable = {task: set(members) for task, members in self._unable.items()}
+        other._slow = {task: set(members) for task, members in self._slow.items()}
+        other._fixed, other._silent = dict(self._fixed), set(self._silent)
+        other._rulings, other._own = dict(self._rulings), dict(self._own)
+        return other
+
     def add(self, signed: SignedAttestation) -> bool:
         """Add a checked attestation; return whether it is new."""
         attestation = signed.attestation

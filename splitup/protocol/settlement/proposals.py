@@ -1,7 +1,8 @@
 """Agreement on the settlement that follows from complete evidence: proposals and signatures.
 
 Members propose in the order that the draw gives them. A member signs a proposal if it computes the
-same settlement from its own evidence.
+same settlement from its own evidence: from all that it has, or from what it had when that was
+complete, with what the proposal adds.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto import quorum
+from splitup.messages.verification import Evidence
 from splitup.protocol.committee.commands import Command, Gossip, Log, SubmitSettlement
 from splitup.protocol.committee.context import MemberContext, SigningGuard
 from splitup.protocol.committee.peer_messages import SettlementSignature
@@ -26,6 +28,7 @@ from splitup.protocol.settlement.settlement_state import (
     SettlementState,
     Verifying,
 )
+from splitup.protocol.settlement.verification_state import Verification
 
 
 class Proposals:
@@ -45,12 +48,12 @@ class Proposals:
         phase = state.phase
         if not isinstance(phase, Proposing) or (now < phase.propose_at and not state.proposals):
             return []
-        settlement = self._compute(state, phase)
+        settlement, evidence = self._compute(state, phase.verification)
         settlement_hash = quorum.settlement_hash(settlement)
-        phase.computed.add(settlement_hash)
         commands: list[Command] = []
         for sender, proposal in sorted(state.proposals.items()):
             if proposal.settlement_hash == settlement_hash:
+                phase.evidence[settlement.evidence_root] = evidence
                 commands += self._sign(state, sender, proposal.round, settlement_hash)
         state.proposals = {
             sender: proposal
@@ -60,7 +63,21 @@ class Proposals:
         if now < phase.propose_at:
             return commands
         phase.propose_at = now + tuning.SETTLEMENT_STAGE_S * len(self._context.accounts())
+        phase.evidence[settlement.evidence_root] = evidence
         return commands + self._propose(state, phase, settlement, settlement_hash)
+
+    def judge(
+        self, state: SettlementState, phase: Proposing, sender: str, found: Verification
+    ) -> list[Command]:
+        """Sign a proposal that equals the settlement from ``found``: our basis and what it adds."""
+        settlement, evidence = self._compute(state, found)
+        settlement_hash = quorum.settlement_hash(settlement)
+        proposal = state.proposals[sender]
+        if proposal.settlement_hash != settlement_hash:
+            return []
+        phase.evidence[settlement.evidence_root] = evidence
+        del state.proposals[sender]
+        return self._sign(state, sender, proposal.round, settlement_hash)
 
     def _propose(
         self,
@@ -119,17 +136,14 @@ class Proposals:
         )
         return [*commands, Gossip(proposer, message)]
 
-    def _compute(self, state: SettlementState, phase: Proposing) -> quorum.Settlement:
-        """Return the settlement that follows from the evidence so far, which is kept."""
-        verification = phase.verification
+    def _compute(
+        self, state: SettlementState, verification: Verification
+    ) -> tuple[quorum.Settlement, Evidence]:
+        """Return the settlement that follows from a verification, and the evidence for it."""
         verdicts = verification.list_verdicts()
         executors = verification.executors
         evidence = make_evidence(verification.draw, verdicts)
-        root = compute_evidence_root(evidence)
-        phase.evidence[root] = evidence
-        while len(phase.evidence) > limits.MAX_SETTLEMENT_ROUNDS:
-            del phase.evidence[next(iter(phase.evidence))]
-        return compute_settlement(
+        settlement = compute_settlement(
             verification.context.plan,
             verification.context.manifest,
             verification.draw.steps,
@@ -138,8 +152,9 @@ class Proposals:
             self._economics,
             executors,
             state.chain.get_locked(),
-            evidence_root=root,
+            evidence_root=compute_evidence_root(evidence),
         )
+        return settlement, evidence
 
     def process_signature(
         self, state: SettlementState, sender: str, message: SettlementSignature

@@ -49,7 +49,12 @@ from splitup.protocol.settlement.chain_commitments import check_committed, check
 from splitup.protocol.settlement.commitments import CommitmentAgreement
 from splitup.protocol.settlement.draws import DrawAgreement
 from splitup.protocol.settlement.proposals import Proposals
-from splitup.protocol.settlement.settlement_state import Planned, Requested, SettlementState
+from splitup.protocol.settlement.settlement_state import (
+    Planned,
+    Proposing,
+    Requested,
+    SettlementState,
+)
 from splitup.protocol.settlement.task_checks import ValidatorAnswer
 from splitup.protocol.settlement.verification_rounds import VerificationRounds
 from splitup.protocol.settlement.verification_state import PlanContext, Verification
@@ -183,7 +188,7 @@ class SettlementAgreement:
     ) -> list[Command]:
         """Check what a node reveals, or keep it until the draw; raise PeerFault if it differs."""
         state = self._find_state(completion.execution_id)
-        if state is None or state.is_frozen:
+        if state is None:
             return []
         node, plan = completion.node, state.require_certificate().plan
         if plan.node_of(node).signing_key != signing_key:
@@ -248,7 +253,7 @@ class SettlementAgreement:
     ) -> list[Command]:
         """Keep a validator's answer about a task; raise PeerFault if it is not its own."""
         state = self._find_state(result.execution_id)
-        if state is None or state.is_frozen:
+        if state is None:
             return []
         state.check_validator(result, signing_key)
         state.add_answer(ValidatorAnswer(result, token))
@@ -331,30 +336,59 @@ class SettlementAgreement:
     ) -> list[Command]:
         """Take the evidence of a proposal that we lack; blame its sender when something is false.
 
-        Runs at every step until the proposal is signed: our view of the chain may be behind.
+        Runs at every step until the proposal is judged: our view of the chain may be behind.
         """
-        known = {answer.token for answer in state.list_answers()}
         try:
             self._draws.adopt(state, proposal.draw, now)
-            for attestation in proposal.attestations:
-                self._take_attestation(state, attestation)
-            if state.verification is None:
-                return []  # our view of the chain is behind; tried again at the next step
-            for completion in proposal.completions:
-                if completion.node not in state.verification.completions:
-                    _take_completion(state, state.verification, completion)
-            for token in proposal.results:
-                if token not in known:
-                    result, signing_key = self._read_token(api.VERIFICATION_RESULT, token)
-                    state.check_validator(result, signing_key)
-                    state.add_answer(ValidatorAnswer(result, token))
+            self._add_evidence(state, proposal)
         except PeerFault as error:
-            del state.proposals[sender]
-            return [Fault(sender, f"proposed a settlement with false evidence: {error}")]
-        # what was taken is not kept twice: a member may propose in every open execution
-        taken = {"completions": (), "results": (), "attestations": ()}
-        state.proposals[sender] = proposal.model_copy(update=taken)
+            return [_refuse_proposal(state, sender, error)]
         return []
+
+    def _add_evidence(self, state: SettlementState, proposal: SettlementProposal) -> None:
+        """Add what a proposal rests on; raise PeerFault, BadSignature for what is false."""
+        known = {answer.token for answer in state.list_answers()}
+        for attestation in proposal.attestations:
+            self._take_attestation(state, attestation)
+        if state.verification is None:
+            return  # our view of the chain is behind; tried again at the next step
+        for completion in proposal.completions:
+            if completion.node not in state.verification.completions:
+                _take_completion(state, state.verification, completion)
+        for token in proposal.results:
+            if token not in known:
+                result, signing_key = self._read_token(api.VERIFICATION_RESULT, token)
+                state.check_validator(result, signing_key)
+                state.add_answer(ValidatorAnswer(result, token))
+
+    def _judge_apart(
+        self, state: SettlementState, verification: Verification, now: float
+    ) -> list[Command]:
+        """Judge proposals that lack something of our evidence, by what we had when it was complete.
+
+        What was taken of a proposal is not kept twice: a member may propose in every open
+        execution.
+        """
+        commands: list[Command] = []
+        phase, taken = state.phase, {"completions": (), "results": (), "attestations": ()}
+        for sender, proposal in sorted(state.proposals.items()):
+            if not (proposal.completions or proposal.results or proposal.attestations):
+                continue
+            state.proposals[sender] = proposal.model_copy(update=taken)
+            if not isinstance(phase, Proposing):
+                continue
+            apart = state.fork(phase.basis)
+            try:
+                self._add_evidence(apart, proposal)
+            except PeerFault as error:
+                commands.append(_refuse_proposal(state, sender, error))
+                continue
+            found = apart.verification
+            assert found is not None
+            found.heard_rulings = verification.heard_rulings  # those are no news any more
+            self._verification_rounds.advance(apart, found, now)  # what it asks for is not done
+            commands += self._proposals.judge(state, phase, sender, found)
+        return commands
 
     # ---- time -------------------------------------------------------------------------------
 
@@ -394,7 +428,8 @@ class SettlementAgreement:
             return commands
         commands += _check_early_completions(state, state.verification)
         commands += self._verification_rounds.advance(state, state.verification, now)
-        return commands + self._proposals.advance(state, now)
+        commands += self._proposals.advance(state, now)
+        return commands + self._judge_apart(state, state.verification, now)
 
     def _fetch_contents(
         self, state: SettlementState, phase: Planned, now: float
@@ -446,6 +481,11 @@ def _check_early_completions(state: SettlementState, verification: Verification)
         except PeerFault as error:
             commands.append(Fault(node, str(error)))
     return commands
+
+
+def _refuse_proposal(state: SettlementState, sender: str, error: PeerFault) -> Fault:
+    del state.proposals[sender]
+    return Fault(sender, f"proposed a settlement with false evidence: {error}")
 
 
 def _take_completion(

@@ -7,7 +7,7 @@ holds the table of all changes of phase.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from splitup.core import limits, tuning
@@ -93,13 +93,18 @@ class OwnProposal:
 
 @dataclass(slots=True)
 class Proposing:
-    """The evidence is complete; members propose and sign the settlement that follows from it."""
+    """The evidence is complete; members propose and sign the settlement that follows from it.
+
+    We propose with all that we learn. A proposal of others has to contain what follows from
+    ``basis``, and may lack what came later: else whoever tells a member something new before each
+    proposal would keep all from agreeing.
+    """
 
     verification: Verification
     propose_at: float
+    basis: Verification  # as it was when it was complete
     own: OwnProposal | None = None  # once it was our turn
-    evidence: dict[str, Evidence] = field(default_factory=dict)  # by root: late answers change it
-    computed: set[str] = field(default_factory=set)  # hashes of the settlements that followed
+    evidence: dict[str, Evidence] = field(default_factory=dict)  # by root: of what we signed
 
 
 Phase = Requested | Planned | Committing | Drawing | Verifying | Proposing
@@ -165,16 +170,10 @@ class SettlementState:
         """The verification, once there is a draw."""
         return self.phase.verification if isinstance(self.phase, Verifying | Proposing) else None
 
-    @property
-    def is_frozen(self) -> bool:
-        """Whether what nodes reveal now comes too late to change the settlement.
-
-        A node that committed to many answers could send some members one before each proposal, so
-        that they never agree, until no proposer has a round left. What other members propose with
-        is still taken: so all come to the same evidence, with half of the rounds.
-        """
-        most = limits.MAX_SETTLEMENT_ROUNDS // 2
-        return isinstance(self.phase, Proposing) and len(self.phase.computed) >= most
+    def fork(self, verification: Verification) -> SettlementState:
+        """Return this execution with another verification, which may be added to."""
+        phase = Verifying(verification.fork())
+        return replace(self, phase=phase, attestations=phase.verification.attestations)
 
     def require_certificate(self) -> PlanCertificate:
         """Return the certified plan; raise Unavailable while it is not known."""

@@ -163,7 +163,8 @@ def _start_proposing(
 ) -> Proposing:
     """Propose in the order that the draw gives the members."""
     verification = phase.verification
-    return Proposing(verification, event.now + verification.place * tuning.SETTLEMENT_STAGE_S)
+    propose_at = event.now + verification.place * tuning.SETTLEMENT_STAGE_S
+    return Proposing(verification, propose_at, verification.fork())
 
 
 def _stay(

@@ -9,7 +9,7 @@ answered or nobody is left who could.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from splitup.core import limits, tuning
 from splitup.messages.completions import TaskCommitment
@@ -47,6 +47,19 @@ class TaskCheck:
     is_recomputing: bool = False  # here, at the moment
     recompute_at: float = 0.0  # the earliest time to do it again
     slow_tries: int = 0  # that took too long here
+
+    def fork(self) -> TaskCheck:
+        """Return a check that goes on by itself from here."""
+        return replace(
+            self,
+            asked_at=dict(self.asked_at),
+            late_at=dict(self.late_at),
+            order_at=dict(self.order_at),
+            held=dict(self.held),
+            fixed_at=dict(self.fixed_at),
+            answers=dict(self.answers),
+            given_up=set(self.given_up),
+        )
 
     # ---- answers of validators --------------------------------------------------------------
 

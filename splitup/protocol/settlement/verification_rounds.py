@@ -229,9 +229,10 @@ class VerificationRounds:
 
         The first is None while that is open. Members are asked one after the other; when one is
         silent for its share of half of the time that is left, or cannot recompute the task, the
-        next looks, too. If more than f contradict, one of them is honest, and was told another
-        thing than we were. If all were silent who could have told, they have to rule: else who
-        checks each other would only need a task that takes the members long.
+        next looks, too. If one contradicts, or another looked out of its turn, somebody may tell
+        members different things: then all look, until more than f say the same, so an honest one.
+        If all were silent who could have told, they have to rule: else who checks each other would
+        only need a task that takes the members long.
         """
         order = compute_member_order(verification.draw.seed, self._context.accounts())
         first = check.task % len(order)  # the tasks of one execution are shared out
@@ -240,8 +241,6 @@ class VerificationRounds:
         )
         said = [verification.attestations.find_statement(check.task, member) for member in order]
         doubts = [found is not None and _contradicts(found, claim) for found in said]
-        if sum(doubts) > self._context.tolerated:
-            return True, False
         if check.outsider_at is None:
             check.outsider_at = now
             share_s = self._get_left_s(verification) / 2 / len(order)
@@ -249,10 +248,20 @@ class VerificationRounds:
         late = len(order)
         if now < check.outsider_at + late * check.outsider_s:
             late = int((now - check.outsider_at) / check.outsider_s)
-        is_over = late == len(order)
-        for member, found, doubt in zip(order, said, doubts, strict=True):
+        is_over = late == len(order) or None not in said
+        stated = sum(found is not None and not found.error for found in said)
+        is_divided = any(doubts) or stated > 1
+        if is_divided and not is_over and said[order.index(self._context.account)] is None:
+            return None, True  # also if we know enough: others may have been told something else
+        if max(sum(doubts), stated - sum(doubts)) > self._context.tolerated:
+            return sum(doubts) > self._context.tolerated, False
+        if is_divided and not is_over:
+            return None, False
+        if any(doubts):
+            return True, False
+        for member, found in zip(order, said, strict=True):
             if found is not None and not found.error:
-                return doubt, False
+                return False, False
             if found is None and member == self._context.account and not is_over:
                 return None, True
             late -= found is None

@@ -58,6 +58,17 @@ class Verification:
     attest_at: float = math.inf  # when to send it
     verdicts: dict[int, Verdict] = field(default_factory=dict)  # by drawn task
 
+    def fork(self) -> Verification:
+        """Return a verification that goes on by itself from here."""
+        return replace(
+            self,
+            attestations=self.attestations.fork(),
+            checks={task: check.fork() for task, check in self.checks.items()},
+            completions=dict(self.completions),
+            rulings=dict(self.rulings),
+            verdicts=dict(self.verdicts),
+        )
+
     def add_answer(self, answer: ValidatorAnswer) -> None:
         """Keep a validator's answer about a drawn task."""
         check = self.checks.get(answer.result.task)

@@ -55,3 +55,36 @@ def test_s43_answers_that_trickle_in_do_not_use_up_the_rounds_of_all_proposers(
     execution_id = simulation.request()
     settle(simulation, execution_id, within_s=90)
     assert trickle.spoiled and trickle.kept, "the first proposals were spoiled, not all"
+
+
+class TrickleByMember(Trickle):
+    """The same with a member, which tells only one other by proposals of its own, and never signs.
+
+    All others' signatures are needed, as it is one of as many as may lie.
+    """
+
+    def __init__(self, simulation: Simulation, node: Node) -> None:
+        super().__init__(simulation, node)
+        self.liar = list(simulation.members)[-1]
+        simulation.down.add(self.liar)
+
+    def spoil(self, proposer: str, message: Message) -> Message:
+        if isinstance(message, SettlementProposal) and self.kept:
+            event = self.kept.pop()
+            self.spoiled += 1
+            told = {"completions": (), "attestations": (), "results": (event.token,)}
+            others = [one for one in self.simulation.members if one not in (proposer, self.liar)]
+            gossip = ev.GossipReceived(self.liar, message.model_copy(update=told))
+            self.simulation.feed(others[self.spoiled % 2], gossip)
+        return message
+
+
+def test_s44_a_member_that_proposes_with_an_answer_each_time_does_not_use_up_the_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MAX_SETTLEMENT_ROUNDS", ROUNDS)
+    simulation = start(nodes=3, tasks=TASKS, economics=VERIFY_ALL)
+    trickle = TrickleByMember(simulation, simulation.nodes[0])
+    execution_id = simulation.request()
+    settle(simulation, execution_id, within_s=90)
+    assert trickle.spoiled and trickle.kept, "the first proposals were spoiled, not all"

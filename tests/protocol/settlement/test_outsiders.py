@@ -10,8 +10,12 @@ import pytest
 from splitup.messages.plans import Plan
 from splitup.messages.verification import VerificationOrder
 from splitup.protocol.committee import commands as cmd
+from splitup.protocol.committee import events as ev
+from splitup.protocol.committee.peer_messages import Attested, SettlementSignature
+from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.planning.selection import compute_plan, is_pool_small, rank_validators
+from splitup.protocol.settlement.attestations import sign_attestation
 from splitup.protocol.settlement.proof_of_sampling import (
     Outcome,
     is_for_outsider,
@@ -179,3 +183,43 @@ def test_s05_a_ruling_outweighs_validators_that_all_agree() -> None:
     assert judge(claim, "e", usable, accepted).outcome is Outcome.HONEST
     elsewhere = rule(GOOD, inputs="0" * 64)
     assert judge(claim, "e", usable, elsewhere).outcome is Outcome.HONEST, "about other inputs"
+
+
+class TwoFaced(Ring):
+    """Nobody's outputs are wrong; a member tells one other that they are, and signs nothing.
+
+    All others' signatures are needed, as it is one of as many as may lie.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        for node in self.nodes:
+            node.lies = False
+        self.liar, self.misled = self.identities[0], self.identities[1].address
+        self.lies_told = 0
+
+    def feed(self, account: str, event: ev.Event) -> None:
+        if isinstance(event, ev.GossipReceived) and event.sender == self.liar.address:
+            if isinstance(event.message, SettlementProposal | SettlementSignature):
+                return
+            if isinstance(event.message, Attested) and account == self.misled:
+                said = event.message.attestation.attestation
+                rulings = tuple(
+                    one.model_copy(update={"outputs": ("0" * 64,)}) for one in said.rulings
+                )
+                self.lies_told += len(rulings)
+                signed = sign_attestation(self.liar, said.model_copy(update={"rulings": rulings}))
+                event = ev.GossipReceived(event.sender, Attested(attestation=signed))
+        super().feed(account, event)
+
+
+def test_s45_a_member_that_tells_others_different_results_does_not_divide_them() -> None:
+    simulation = TwoFaced()
+    assert simulation.run(20, lambda: simulation.chain.sequence >= 1)
+    for number in range(1, 30):
+        execution_id = simulation.request(number)
+        settle(simulation, execution_id)
+        assert set(simulation.find_outcomes(execution_id).values()) == {"honest"}
+        if simulation.lies_told:
+            return
+    raise AssertionError("the member was never asked")

@@ -135,6 +135,23 @@ def test_a_proposal_is_signed_if_the_same_settlement_follows_from_our_evidence()
     assert state.proposals == {other: false}, "our evidence may grow to the same settlement"
 
 
+def test_a_proposal_may_lack_what_came_later_and_nothing_else() -> None:
+    proposals, state = make_proposals(1), make_complete(rank=3)
+    proposer, other = make_context().accounts()[0], make_context().accounts()[2]
+    assert proposals.advance(state, 0.0) == []
+    phase = state.phase
+    assert isinstance(phase, Proposing)
+    phase.verification.completions.pop(EXECUTORS[0])  # stands for any other evidence of ours
+    false = PROPOSAL.model_copy(update={"settlement_hash": "0x" + "66" * 32})
+    state.proposals = {proposer: PROPOSAL, other: false}
+    assert proposals.advance(state, 0.0) == [], "it does not follow from all that we have now"
+    assert proposals.judge(state, phase, other, phase.basis) == []
+    persist, gossip = proposals.judge(state, phase, proposer, phase.basis)
+    assert isinstance(persist, Persist) and isinstance(gossip, Gossip)
+    assert state.proposals == {other: false}
+    assert len(phase.evidence) == 1, "it is shown to who asks what the settlement rests on"
+
+
 def test_one_settlement_is_signed_per_proposer_and_round() -> None:
     """A proposer whose evidence grew has to use the next round, also towards one who restarted."""
     proposer = make_context().accounts()[0]
