@@ -15,6 +15,7 @@ from typing import Any, Final
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.chain.models import RecordedModels
+from splitup.client.inputs import format_bytes
 from splitup.core import limits
 from splitup.core.errors import (
     ConfigurationError,
@@ -207,7 +208,7 @@ class _Trial:
             self._done.add(task.task_id)
             self._on_progress(
                 f"trying task {index + 1} of {len(manifest.tasks)} of model {model_id[:10]}: "
-                f"{task.label} ({task.weights_bytes / 1e9:.1f} GB of weights)"
+                f"{task.label} ({format_bytes(task.weights_bytes)} of weights)"
             )
             try:
                 found = await self._try(model_id, index, task)
