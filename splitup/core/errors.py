@@ -134,5 +134,7 @@ def describe(error: BaseException) -> str:
     reason = getattr(error, "os_error", None)
     if isinstance(reason, OSError):
         said = reason.strerror or str(reason)
-        return os.strerror(reason.errno) if said.startswith("Connect call failed") else said
+        if reason.errno is not None and said.startswith("Connect call failed"):
+            return os.strerror(reason.errno)
+        return said
     return str(error) or type(error).__name__
