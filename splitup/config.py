@@ -97,11 +97,22 @@ class NetworkConfig(BaseModel):
         return load_identity(self.user_keystore, self.user_passphrase_file)
 
 
-def load_toml(model: type[_Config], path: Path, *, advice: str) -> _Config:
+# what pydantic would say in words that are no user's
+_PROBLEMS: Final = {
+    "missing": "is missing",
+    "extra_forbidden": "is no setting",
+    "byte_size": "is invalid: give a size such as 8GB",
+}
+
+
+def load_toml(
+    model: type[_Config], path: Path, *, advice: str, from_flags: bool = False
+) -> _Config:
     """Read the TOML file of a program that runs for long; Path fields are relative to the file.
 
     Raises ConfigurationError naming the file, and the setting that is wrong. ``advice`` says what
-    to do when there is no file.
+    to do when there is no file. ``from_flags``: the file was written from flags just now, and it is
+    these that the user can correct.
     """
     try:
         values = tomllib.loads(path.read_text("utf-8"))
@@ -120,7 +131,10 @@ def load_toml(model: type[_Config], path: Path, *, advice: str) -> _Config:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(str(part) for part in first["loc"][:1])
-        problem = "is missing" if first["type"] == "missing" else f"is invalid: {first['msg']}"
+        fallback = f"is invalid: {first['msg'].removeprefix('Value error, ')}"
+        problem = _PROBLEMS.get(first["type"], fallback)
+        if from_flags:
+            raise ConfigurationError(f"--{name.replace('_', '-')} {problem}") from None
         raise ConfigurationError(
             f"'{name}' in {path} {problem}; correct the file and start again"
         ) from None

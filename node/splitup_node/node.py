@@ -436,7 +436,12 @@ class NodeDaemon:
         """Write what has changed; without a change, that the daemon still runs."""
         values, now = {"running": running, **self.get_status()}, time.monotonic()
         if values != self._written or now >= self._write_again_at:
-            write_status(self._config.data_dir, values)
+            try:
+                write_status(self._config.data_dir, values)
+            except Unavailable:
+                if self._health.trouble:  # which was logged, once
+                    return
+                raise
             self._written, self._write_again_at = values, now + REWRITE_S
 
     def get_status(self) -> dict[str, Any]:

@@ -16,11 +16,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from aiohttp import ClientResponseError, ClientSession, InvalidURL, TCPConnector
+from aiohttp import (
+    ClientConnectorError,
+    ClientResponseError,
+    ClientSession,
+    InvalidURL,
+    TCPConnector,
+)
 
 from splitup.core import tuning
 from splitup.core.closing import Closing
-from splitup.core.errors import ChainUnavailable, ConfigurationError
+from splitup.core.errors import ChainUnavailable, ConfigurationError, describe
 
 # The methods in use that may be repeated when an answer is lost: they read, or they send signed
 # bytes, which are executed once, under their nonce.
@@ -154,4 +160,6 @@ def _describe(error: Exception) -> str:
         return f"HTTP {error.status} {error.message}".rstrip()
     if isinstance(error, InvalidURL):
         return "its URL is not valid"
+    if isinstance(error, ClientConnectorError):
+        return describe(error)
     return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -125,6 +125,14 @@ class _Warnings(logging.Handler):
         self._output.say(record.getMessage())
 
 
+def start_log(handler: logging.Handler, level: int) -> None:
+    """Log to a handler from now on, for programs that run for long; print no warnings beside it."""
+    logger = logging.getLogger("splitup")
+    for printing in [one for one in logger.handlers if isinstance(one, _Warnings)]:
+        logger.removeHandler(printing)
+    logging.basicConfig(level=level, handlers=[handler])
+
+
 def run_command(
     output: Output, run: Callable[[], None], *, interrupted: str = "interrupted"
 ) -> None:

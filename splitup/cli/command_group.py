@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -41,6 +42,14 @@ def make_group(program: str, own: Mapping[str, Command] | None = None) -> type[T
             settings = getattr(module, "CONTEXT", None)
             app.command(cmd_name, context_settings=settings)(module.command)
             return typer.main.get_command(app)
+
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            known = self.list_commands(ctx)  # Typer looks for similar ones among its own only
+            if args[0] not in known and not ctx.resilient_parsing:
+                near = " or ".join(f"'{name}'" for name in get_close_matches(args[0], known))
+                if near:
+                    ctx.fail(f"No such command '{args[0]}'. Did you mean {near}?")
+            return super().resolve_command(ctx, args)
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
             rows = [(name, command.help) for name, command in commands.items()]

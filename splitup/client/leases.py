@@ -26,7 +26,13 @@ from splitup.client.market.holders import describe_holders
 from splitup.client.queueing import Caller, HoldTimes
 from splitup.client.text.generation import make_cache_contents
 from splitup.core import limits, tuning
-from splitup.core.errors import InvalidInput, SplitUpError, Throttled, Unavailable
+from splitup.core.errors import (
+    ChainRejected,
+    InvalidInput,
+    SplitUpError,
+    Throttled,
+    Unavailable,
+)
 from splitup.decode.cache_contents import CacheContents
 from splitup.messages.snapshots import ModelHolders
 
@@ -249,7 +255,8 @@ class LeasePool:
         Principals take turns; requests of one are served in the order of their arrival. One that
         waits for a lease to be opened may be overtaken by those whose leases are there. While its
         ``caller`` is away, it waits. Raises Throttled when its turn would come too late, and what
-        ``Network.session`` raises when no lease can be opened.
+        ``Network.session`` raises when no lease can be opened; where this account or its options
+        are at fault, Unavailable tells no more, and the log says why.
         """
         lease = await self._acquire(principal, prompt, steps, caller or Caller())
         is_served = True
@@ -613,13 +620,15 @@ class LeasePool:
                 )
             )
         except SplitUpError as error:
+            _log.warning("no lease of model %s: %s", self._model, error)
+            told = error
+            if isinstance(error, InvalidInput | ChainRejected):  # what clients cannot change
+                told = Unavailable(f"{self._model} cannot be run now; the server's log says why")
             self._openings.discard(opening)
-            self._failure = _now(), error
+            self._failure = _now(), told
             self._retry_at = _now() + RETRY_S
             if self._waiting:
-                self._waiting.popleft().lease.set_exception(error)
-            else:
-                _log.warning("no lease of model %s: %s", self._model, error)
+                self._waiting.popleft().lease.set_exception(told)
             self._adjust()
             return
         except BaseException:

@@ -22,6 +22,8 @@ checks input.
 
 from __future__ import annotations
 
+import os
+
 
 class SplitUpError(Exception):
     """Root of the tree. ``str(error)`` is one sentence, to be shown in a terminal."""
@@ -124,5 +126,15 @@ class ExecutionFailed(SplitUpError):
 
 
 def describe(error: BaseException) -> str:
-    """Return what somebody else's exception says, its type's name where it says nothing."""
+    """Return what somebody else's exception says, its type's name where it says nothing.
+
+    Of a connection that could not be opened it is the system's reason alone: aiohttp and asyncio
+    repeat the address beside it, which our messages name already.
+    """
+    reason = getattr(error, "os_error", None)
+    if isinstance(reason, OSError):
+        said = reason.strerror or str(reason)
+        if reason.errno is not None and said.startswith("Connect call failed"):
+            return os.strerror(reason.errno)
+        return said
     return str(error) or type(error).__name__

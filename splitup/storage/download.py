@@ -242,11 +242,12 @@ class _Part:
 
     def _check_space(self) -> None:
         free = shutil.disk_usage(self._path.parent).free
-        needed = self.length_bytes - self.length + tuning.DISK_RESERVE_BYTES
-        if free < needed:
+        needed = self.length_bytes - self.length
+        if free < needed + tuning.DISK_RESERVE_BYTES:
             raise Unavailable(
-                f"the disk of {self._path.parent} has {free} bytes left and {self._path.name} "
-                f"needs {needed}; free some space"
+                f"the disk of {self._path.parent} has {free} bytes left: {self._path.name} needs "
+                f"{needed}, and {tuning.DISK_RESERVE_BYTES} are kept for the journal; free some "
+                "space"
             )
 
     def _close(self) -> None:

@@ -129,3 +129,26 @@ async def test_without_a_node_for_the_model_the_failure_says_so(
     assert cause in str(caught.value)
     assert "6 USDC came back to your balance in the market" in str(caught.value)
     assert caught.value.refunded_micro_usdc == PRICE
+
+
+@pytest.mark.parametrize("share", [1.0, 1.01])
+async def test_the_longest_deadline_is_taken_and_a_longer_one_refused_before_a_deposit(
+    network: Network, plans: None, share: float
+) -> None:
+    identity = Identity.from_private_key(derive_key(MNEMONIC, 8))
+    longest_s = (await network.client.call("market", "parameters"))["maxDeadlineS"]
+    order = Order(MODEL, ("0x" + "01" * 32,), 1, PRICE, longest_s * share, 800, None)
+    async with contextlib.AsyncExitStack() as stack:
+        http = await stack.enter_async_context(SignedClient(identity))
+        chain = await stack.enter_async_context(
+            await Chain.connect(network.url, network.deployment, private_key=identity.private_key)
+        )
+        chain.clock.observe(10**6, (await chain.fetch_head()).timestamp + 12)  # a slow chain's
+        account = MarketAccount(chain, identity, http, Committees(chain))
+        before = await network.balance(identity.address)
+        if share == 1.0:
+            assert (await account.request(order))[0] == "plan"
+            return
+        with pytest.raises(InvalidInput, match=rf"may last 5 to {longest_s} s; give a number"):
+            await account.request(order)
+        assert await network.balance(identity.address) == before

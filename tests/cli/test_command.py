@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -80,3 +82,22 @@ def test_an_error_is_one_sentence_and_an_exit_code(
     if code != 130:
         printed = json.loads(invoke(command, "--json").stdout)
         assert printed == {"error": said.removeprefix("error: ").rstrip()}
+
+
+def test_a_program_that_logs_prints_no_warning_beside_its_log() -> None:
+    code = """
+import logging, typer
+from splitup.cli.command import as_command, start_log
+
+@as_command
+def command() -> None:
+    logging.getLogger("splitup.a").warning("first")
+    start_log(logging.StreamHandler(), logging.INFO)
+    logging.getLogger("splitup.a").warning("second")
+
+app = typer.Typer()
+app.command()(command)
+app([])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == ["first", "WARNING:splitup.a:second"]

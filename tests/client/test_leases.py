@@ -17,7 +17,14 @@ from splitup.client import leases
 from splitup.client.leases import Lease, LeaseOptions, LeasePool
 from splitup.client.queueing import Caller
 from splitup.core import tuning
-from splitup.core.errors import ExecutionFailed, Implausible, InvalidInput, Throttled, Unavailable
+from splitup.core.errors import (
+    ChainRejected,
+    ExecutionFailed,
+    Implausible,
+    InvalidInput,
+    Throttled,
+    Unavailable,
+)
 from splitup.decode.step import make_causal_step
 from splitup.messages.snapshots import ModelHolders
 from tests.builders import HANG_S
@@ -240,10 +247,21 @@ async def test_a_failed_execution_is_not_lent_again() -> None:
 
 async def test_who_waits_hears_why_no_execution_can_be_opened() -> None:
     async with make_pool(warm=0) as (pool, sessions):
-        sessions.errors = [InvalidInput("the account lacks 5 USDC")]
-        with pytest.raises(InvalidInput, match="lacks 5 USDC"):
+        sessions.errors = [Unavailable("no chain answers")]
+        with pytest.raises(Unavailable, match="no chain answers"):
             await use(pool)
         assert (await use(pool)).session in sessions.opened
+
+
+@pytest.mark.parametrize("kind", [InvalidInput, ChainRejected])
+async def test_what_the_account_lacks_is_told_to_the_log_and_to_no_client(
+    kind: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with make_pool(warm=0) as (pool, sessions):
+        sessions.errors = [kind("account 0x12 lacks 5 USDC")]
+        with pytest.raises(Unavailable, match=r"cannot be run now; the server's log says why$"):
+            await use(pool)
+    assert "account 0x12 lacks 5 USDC" in caplog.text
 
 
 async def test_a_warm_lease_that_cannot_be_opened_is_tried_again_for_the_next_request() -> None:

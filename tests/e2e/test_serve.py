@@ -313,14 +313,26 @@ async def test_a_client_that_leaves_ends_its_text_and_its_bill(
     assert receipt.steps * price_micro_usdc == key["spent_micro_usdc"]
 
 
-def test_other_machines_are_refused(network: Network) -> None:
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--host", "0.0.0.0"), "not a loopback address"),
+        (
+            ("--lease-seconds", "1801"),
+            "--lease-seconds is 1801 s, and an execution on this network may last 5 to 1800 s",
+        ),
+    ],
+)
+def test_options_that_cannot_be_kept_are_refused_at_the_start(
+    network: Network, flags: tuple[str, str], said: str
+) -> None:
     done = subprocess.run(
-        [find_program("splitup"), "serve", MODEL, "--host", "0.0.0.0", "--config", network.config],
+        [find_program("splitup"), "serve", MODEL, *flags, "--config", network.config],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 2 and "not a loopback address" in done.stderr
+    assert done.returncode == 2 and said in done.stderr
 
 
 @pytest.mark.long  # in small: gateway_tests/serve/test_api_keys.py; test_embeddings.py has a key

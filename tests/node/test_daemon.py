@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
+from splitup_node import node as node_module
 from splitup_node.config import NodeConfig
 from splitup_node.daemon import run_node
 from splitup_node.status_file import read_status
@@ -453,23 +454,36 @@ async def test_a_node_that_loads_for_a_plan_tells_its_client_so_and_then_runs_it
 
 
 async def test_f23_node_on_a_full_disk_takes_no_work_and_says_why(
-    market: NodeMarket, nodes: list[RunningNode], monkeypatch: pytest.MonkeyPatch
+    market: NodeMarket,
+    nodes: list[RunningNode],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     node = nodes[1]
-    address = node.identity.address
+    everybody = [one.identity.address for one in nodes]  # all share this process's disk
     beats = market.members.heartbeats
     await market.take_snapshot(nodes)
     refused, failed = [
         await market.order([node] * TASKS, steps=STEPS, nonce=nonce) for nonce in (11, 12)
     ]
     usage = namedtuple("usage", "total used free")
+
+    tried = asyncio.Event()
+
+    def fail_to_write(*_: object) -> None:
+        tried.set()
+        raise Unavailable("no status can be written")
+
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 4096))
-        await market.members.wait_for(lambda: not beats[address].resident)
+        await market.members.wait_for(lambda: not any(beats[one].resident for one in everybody))
+        patch.setattr(node_module, "write_status", fail_to_write)
+        async with asyncio.timeout(HANG_S):
+            await tried.wait()
         async with SignedClient() as http:
             with pytest.raises(Unavailable, match=r"less than 16 MiB left.*more free space"):
                 await http.post_json(api.PLAN_CERTIFICATE.url(node.endpoint), refused)
-    everybody = [one.identity.address for one in nodes]  # all share this process's disk
+    assert "no status" not in caplog.text  # which would be said every second
     await market.members.wait_for(lambda: all(beats[one].resident for one in everybody))
 
     put = Journal.put

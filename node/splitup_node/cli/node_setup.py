@@ -70,7 +70,7 @@ def create_node(
             f"cannot write to {directory} ({error.strerror}); choose another --data-dir"
         ) from None
     try:
-        config = NodeConfig.load(draft)
+        config = NodeConfig.load(draft, from_flags=True)
         check_settings(config, from_flags=True)
         create_passphrase(passphrase_file, passphrase)
         identity = create_identity(keystore, passphrase_file)

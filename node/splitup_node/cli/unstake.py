@@ -30,7 +30,7 @@ def _show(config: Path, result: dict[str, Any], console: Console) -> None:
     if not result["unbonding_at_s"]:
         console.print("The node stays.")
         return
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(result["unbonding_at_s"]))
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(result["unbonding_at_s"]))
     console.print(
         f"The stake is free from {when}; take it then with: "
         f"splitup-node withdraw --stake --config {config}",

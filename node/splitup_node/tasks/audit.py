@@ -16,6 +16,8 @@ from typing import Any, Final
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.chain.models import RecordedModels
+from splitup.chain.registered_models import fetch_models
+from splitup.client.inputs import format_bytes
 from splitup.core import limits
 from splitup.core.errors import (
     ConfigurationError,
@@ -112,7 +114,7 @@ async def audit_node(
     """Try every task that fits the node's memory.
 
     Every device tries them; with several devices a row's detail names the device. ``models`` are
-    names or ids, by default all that are registered. ``check`` is called before the first task,
+    names or ids, by default all that are on the market. ``check`` is called before the first task,
     with the chain; without it no stake is needed. Raises InvalidInput (no such model),
     ChainUnavailable, StorageUnavailable, Unavailable (the worker).
     """
@@ -208,7 +210,7 @@ class _Trial:
             self._done.add(task.task_id)
             self._on_progress(
                 f"trying task {index + 1} of {len(manifest.tasks)} of model {model_id[:10]}: "
-                f"{task.label} ({task.weights_bytes / 1e9:.1f} GB of weights)"
+                f"{task.label} ({format_bytes(task.weights_bytes)} of weights)"
             )
             try:
                 found = await self._try(model_id, index, task)
@@ -246,20 +248,19 @@ class _NoVectors(SplitUpError):
 
 
 async def _find_models(chain: Chain, models: Sequence[str]) -> list[str]:
-    """Return the ids of models by name or id, of all registered ones when none is given."""
-    events = [
-        event for event in await chain.fetch_events("models") if event.name == "ModelRegistered"
-    ]
-    by_name = {event.args["name"]: str(event.args["modelId"]) for event in events}
-    known = list(dict.fromkeys(str(event.args["modelId"]) for event in events))
+    """Return the ids of models by name or id; without any, of all but the retired ones."""
+    found = await fetch_models(chain)
     if not models:
-        return known
+        return [one.model_id for one in found if not one.is_retired]
+    by_name = {one.name: one.model_id for one in found} | {
+        one.model_id: one.model_id for one in found
+    }
     for model in models:
-        if model not in by_name and model not in known:
+        if model not in by_name:
             raise InvalidInput(
                 f"there is no model {model!r} on this network; leave --model out to try all of them"
             )
-    return list(dict.fromkeys(by_name.get(model, model) for model in models))
+    return list(dict.fromkeys(by_name[model] for model in models))
 
 
 async def _drop_unusable(

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from splitup.client.inputs import format_bytes
 from splitup.core.errors import InvalidModel, SplitUpError, Unavailable
 from splitup.core.throughput import Rate
 from splitup.graph.manifest import Task
@@ -200,10 +201,10 @@ class LoadedTasks:
                 )
             self.loading = task.task_id
             _log.info(
-                "loading %s (%s, %.3f GB)",
+                "loading %s (%s, %s)",
                 task.label,
                 task.task_id[:12],
-                task.vram_bytes / 1e9,
+                format_bytes(task.vram_bytes),
                 extra={"in_place": True},
             )
             try:

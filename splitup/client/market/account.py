@@ -19,7 +19,7 @@ from splitup.chain.account_lock import AccountLock
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
 from splitup.client.inputs import format_usdc
-from splitup.client.market.payments import ensure_balance, explain_race
+from splitup.client.market.payments import check_deadline, ensure_balance, explain_race
 from splitup.client.market.plan_check import fetch_snapshot
 from splitup.client.market.plan_requests import Wanted, fetch_certificate
 from splitup.client.market.receipts import refund, refund_killed
@@ -124,9 +124,11 @@ class MarketAccount:
     async def request(self, order: Order) -> tuple[PlanCertificate, float]:
         """Pay for an execution and return its plan, and its deadline on the event loop's clock.
 
-        Raises InvalidInput when the account cannot pay, Unavailable while another command uses it,
-        ExecutionFailed, after the refund, when the committee gives no plan.
+        Raises InvalidInput when the account cannot pay or the market takes no such deadline,
+        Unavailable while another command uses it, ExecutionFailed, after the refund, when the
+        committee gives no plan.
         """
+        longest_s = await check_deadline(self._chain, order.deadline_s, "the time to the deadline")
         await self._lock.acquire()  # released once the chain holds the request
         try:
             async with self._funding:
@@ -138,7 +140,7 @@ class MarketAccount:
             self._lock.release()
             raise
         try:
-            wanted, nonce, ends = self._compose(order)
+            wanted, nonce, ends = self._compose(order, head.timestamp + longest_s)
             account = self._identity.address
             signs = await is_frozen(self._chain, account, wanted.deadline, head.timestamp)
         except BaseException:
@@ -152,8 +154,11 @@ class MarketAccount:
         self._reserved -= reserved_micro_usdc
         self._lock.release()
 
-    def _compose(self, order: Order) -> tuple[Wanted, int, float]:
-        """Return the request, its nonce, and its deadline on the event loop's clock."""
+    def _compose(self, order: Order, latest: int) -> tuple[Wanted, int, float]:
+        """Return the request, its nonce, and its deadline on the event loop's clock.
+
+        ``latest``: the last deadline that the market takes, which counts from its last block.
+        """
         deployment, clock = self._chain.deployment, self._chain.clock
         nonce = secrets.randbits(53)  # as many bits as canonical JSON holds
         account = self._identity.address
@@ -168,7 +173,7 @@ class MarketAccount:
             client_key=self._identity.signing_key_hex,
             steps=order.steps,
             max_price_micro_usdc=order.price_micro_usdc,
-            deadline=int(clock.now_s()) + int(np.ceil(order.deadline_s)),
+            deadline=min(int(clock.now_s()) + int(np.ceil(order.deadline_s)), latest),
             verify_bps=order.verify_bps,
             task_count=len(order.task_ids),
         )

@@ -72,6 +72,21 @@ async def fetch_quote(
     )
 
 
+async def check_deadline(chain: Chain, deadline_s: float, name: str) -> int:
+    """Return the most seconds to a deadline that the market takes.
+
+    Raises InvalidInput, which names what was given, when it is not within the market's bounds.
+    """
+    parameters = await chain.call("market", "parameters")
+    shortest, longest = int(parameters["minDeadlineS"]), int(parameters["maxDeadlineS"])
+    if not shortest <= deadline_s <= longest:
+        raise InvalidInput(
+            f"{name} is {deadline_s:g} s, and an execution on this network may last {shortest} to "
+            f"{longest} s; give a number within these"
+        )
+    return longest
+
+
 async def ensure_balance(chain: Chain, identity: Identity, needed: int) -> None:
     """Bring the account's balance in the market to at least ``needed`` micro-USDC.
 

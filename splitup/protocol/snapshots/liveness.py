@@ -202,8 +202,8 @@ class NodeLiveness:
         node = self._nodes.get(heartbeat.node)
         if node is None:
             raise PeerFault(
-                f"node {heartbeat.node} is not active in the registry; stake it, or wait for the "
-                "block that holds its registration",
+                f"node {heartbeat.node} is not active in the registry; stake it, stay if it is "
+                "leaving, or wait for the block that holds its registration",
                 peer=heartbeat.node,
             )
         if node.record.signing_key != signing_key:

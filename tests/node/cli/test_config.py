@@ -74,7 +74,7 @@ def test_unknown_missing_and_broken_are_told_apart(tmp_path: Path) -> None:
     path = write(tmp_path)
     good = path.read_text()
     path.write_text(good + "colour = 3\n")
-    with pytest.raises(ConfigurationError, match="'colour' in"):
+    with pytest.raises(ConfigurationError, match=r"'colour' in .* is no setting; correct"):
         NodeConfig.load(path)
     path.write_text(good.replace("vram =", "# vram ="))
     with pytest.raises(ConfigurationError, match=r"'vram' in .* is missing"):
@@ -108,13 +108,21 @@ def test_init_makes_a_private_key_and_a_configuration_that_loads(
         )
 
 
-def test_init_with_a_bad_value_leaves_nothing_behind(
-    tmp_path: Path, network: NetworkConfig
+@pytest.mark.parametrize(
+    ("vram", "listen", "said"),
+    [
+        ("?", "h:1", "--vram is invalid: give a size such as 8GB"),
+        ("2GB", "h", "--listen is invalid: give an address and a port, such as 0.0.0.0:7700"),
+    ],
+)
+def test_init_names_the_flag_that_is_wrong_and_leaves_nothing_behind(
+    tmp_path: Path, network: NetworkConfig, vram: str, listen: str, said: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match="'vram'"):
+    with pytest.raises(ConfigurationError) as caught:
         create_node(
-            tmp_path / "node", network, vram="?", listen="h:1", endpoint="", allow_loopback=False
+            tmp_path / "node", network, vram=vram, listen=listen, endpoint="", allow_loopback=False
         )
+    assert str(caught.value) == said
     assert not list((tmp_path / "node").iterdir())
 
 

@@ -11,10 +11,13 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from rich.console import Console
+from splitup_node.cli import unstake
 from splitup_node.cli.app import app
 from splitup_node.cli.progress import InPlaceHandler, ProgressLine, open_progress
 from splitup_node.config import NodeConfig
@@ -88,6 +91,20 @@ def test_a_loading_task_is_drawn_in_place_among_log_lines() -> None:
         log.info("loaded a")
     assert file.getvalue() == "loading a\nloaded a\n"
     assert terminal.getvalue() == "\r\x1b[K\r\x1b[Kloading a\r\x1b[Kloaded a\n"
+
+
+def test_when_a_stake_is_free_is_said_in_the_time_of_the_chain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        text = io.StringIO()
+        unstake._show(Path("n.toml"), {"unbonding_at_s": 86_399}, Console(file=text))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert text.getvalue().startswith("The stake is free from 1970-01-01 23:59:59 UTC; take it")
 
 
 async def test_ctrl_c_while_loading_is_quiet(tmp_path: Path) -> None:

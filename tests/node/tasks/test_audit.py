@@ -5,6 +5,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,7 +16,7 @@ from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor
 from splitup_node.worker.worker_pool import Workers
 
-from splitup.core.errors import ConfigurationError, InvalidModel
+from splitup.core.errors import ConfigurationError, InvalidInput, InvalidModel
 from splitup.graph.compare import Tolerance
 from splitup.graph.manifest import Manifest
 from splitup.storage.task_cache import TaskCache
@@ -144,3 +145,21 @@ async def test_no_stake_for_a_node_that_no_task_fits(
     config = NodeConfig.load(write(tmp_path, vram="8GB"))
     with pytest.raises(ConfigurationError, match=r"smallest needs 9000000000 bytes.*raise vram in"):
         await check_machine(config)
+
+
+async def test_what_is_off_the_market_is_tried_only_by_name() -> None:
+    def tell(kind: str, number: int, name: str = "a") -> SimpleNamespace:
+        args = {"modelId": f"0x{number}", "name": name, "developer": "0xd", "tasks": ()}
+        return SimpleNamespace(name=kind, args=args)
+
+    async def fetch_events(_: str) -> list[SimpleNamespace]:
+        return [
+            *(tell("ModelRegistered", number, name) for number, name in enumerate("aba")),
+            tell("ModelRetired", 0),
+        ]
+
+    chain = cast(Any, SimpleNamespace(fetch_events=fetch_events))
+    assert await audit._find_models(chain, ()) == ["0x1", "0x2"]
+    assert await audit._find_models(chain, ("a", "0x0", "0x2")) == ["0x2", "0x0"]
+    with pytest.raises(InvalidInput, match="there is no model 'c'"):
+        await audit._find_models(chain, ("c",))

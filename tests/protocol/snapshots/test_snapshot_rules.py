@@ -233,7 +233,7 @@ class TestHeartbeats:
         with pytest.raises(BadSignature, match="another key"):
             layer.process_heartbeat(self.beat(1), make_identity(51).signing_key_hex, 1.0)
         stranger = self.beat(1, node=address(9))
-        with pytest.raises(PeerFault, match="not active in the registry"):
+        with pytest.raises(PeerFault, match="not active in the registry; stake it, stay if"):
             layer.process_heartbeat(stranger, self.node.signing_key_hex, 1.0)
 
     def test_residents_must_be_sorted_and_distinct(self, layer: NodeLiveness) -> None:

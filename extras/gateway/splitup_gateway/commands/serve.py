@@ -109,7 +109,7 @@ class LeaseFlags:
             "--lease-seconds",
             metavar="S",
             min=20.0,
-            help="Most seconds that the money of an execution is locked.",
+            help="Most seconds that the money of an execution is locked; the network has a limit.",
         ),
     ] = 1_200.0
     verify: VerifyFlag = None
@@ -275,6 +275,7 @@ async def _serve(
 
     from splitup.client.connection import SplitUp
     from splitup.client.leases import LeaseOptions
+    from splitup.client.market.payments import check_deadline
     from splitup.core.errors import InvalidInput
     from splitup.net.http import serve_app
     from splitup.net.metrics import serve_metrics
@@ -291,6 +292,7 @@ async def _serve(
     timelines = Timelines()
     async with contextlib.AsyncExitStack() as stack:
         net = await stack.enter_async_context(SplitUp.connect(config))
+        await check_deadline(net.chain, leases.seconds, "--lease-seconds")
         drafts = decoding.find_drafts(models or await _find_models(net))
         explorer = await stack.enter_async_context(run_explorer(net, index_url))
         hosts = tuple(private.adapter_hosts or ())

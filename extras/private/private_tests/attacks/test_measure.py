@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from splitup_deploy.cli.commands import app
 from splitup_deploy.cutting.build import CompiledModel, build
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.publishing.privacy import attach_privacy
@@ -21,6 +22,7 @@ from splitup_private.attacks.report import (
     render_curves,
     render_splits,
 )
+from typer.testing import CliRunner
 
 from splitup.client.private.privacy import describe_privacy
 from splitup.core.errors import InvalidInput
@@ -122,3 +124,12 @@ def test_bad_input_is_refused(compiled: CompiledModel) -> None:
     for text in ("", "1,", "-1", "one"):
         with pytest.raises(InvalidInput, match="list of numbers"):
             parse_blocks(text)
+
+
+def test_a_text_that_cannot_be_read_is_named_once(tmp_path: Path) -> None:
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("café".encode("latin-1"))
+    for path, said in ((latin, "is no UTF-8 text"), (tmp_path / "none.txt", "No such file")):
+        result = CliRunner().invoke(app, ["privacy", str(EXAMPLE), "--text", str(path)])
+        assert result.exit_code == 2 and said in result.output
+        assert result.output.count(path.name) == 1

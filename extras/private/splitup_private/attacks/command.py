@@ -78,9 +78,11 @@ def command(options: PrivacyOptions, *, output: JsonOutput) -> None:
     )
 
     try:
-        text = options.text.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"cannot read '{options.text}': {error}") from None
+        text = options.text.read_text("utf-8")
+    except OSError as error:
+        raise InvalidInput(f"cannot read '{options.text}': {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"'{options.text}' is no UTF-8 text: {error}") from None
     splits = []
     for blocks in parse_blocks(options.private):
         cut = CutOptions(context=options.context, chunk=options.chunk, private=blocks)
