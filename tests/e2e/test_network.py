@@ -138,12 +138,12 @@ async def test_a_frozen_balance_starts_executions_without_waiting_for_a_block(
         assert await net.withdraw(2) == 2_000_000
         with pytest.raises(InvalidInput, match="the deposit is 40 USDC"):
             await net.withdraw(41)
-        until = await net.freeze(3_600)
+        until = await net.freeze(1_500)
         with pytest.raises(ChainRejected, match="is frozen for signed requests until"):
             await net.withdraw()
         assert await net.chain.call("market", "frozenUntil", net.address) == until
         with pytest.raises(InvalidInput, match="freeze it for longer"):
-            await net.execute(MODEL, inputs, deadline_s=4_000)
+            await net.execute(MODEL, inputs, deadline_s=1_700)
         results = await asyncio.gather(*(net.execute(MODEL, inputs) for _ in range(2)))
         for result in results:
             np.testing.assert_array_equal(result.outputs["logits"], expected)
