@@ -700,15 +700,15 @@ MUTANTS: Final = (
     Mutant(
         "settlement from one's own evidence",
         f"{_SETTLEMENT}/proposals.py",
-        "            if proposal.settlement_hash == settlement_hash:\n                phase",
-        "            if True:\n                phase",
+        "            if proposal.settlement_hash == result.settlement_hash:\n",
+        "            if True:\n",
         f"{_TESTS}/settlement/test_proposals.py::"
         "test_a_proposal_is_signed_if_the_same_settlement_follows_from_our_evidence",
     ),
     Mutant(
         "settlement from what one had and a proposal adds",
         f"{_SETTLEMENT}/proposals.py",
-        "        if proposal.settlement_hash != settlement_hash:\n",
+        "        if proposal.settlement_hash != result.settlement_hash:\n",
         "        if False:\n",
         f"{_TESTS}/settlement/test_proposals.py::"
         "test_a_proposal_may_lack_what_came_later_and_nothing_else",

@@ -59,7 +59,7 @@ devices = []
 device_memory = []
 
 # Threads that a CPU computes with: one for each core that the node has for itself, fewer where
-# other programs or nodes compute. Two decode 1.9 times as fast as one; results are the same.
+# other programs or nodes compute. Two decode 1.6 to 1.9 times as fast as one; results are the same.
 threads = 1
 
 # Compiled kernels; nodes of one machine may share a directory ("" keeps them in data_dir).

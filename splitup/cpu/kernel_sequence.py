@@ -90,9 +90,9 @@ def encode_records(parts: Parts, threads: int) -> tuple[bytes, ...]:
     if len(parts) == 1:
         return (_encode(*parts[0]), *[b""] * (threads - 1))
     team = get_kernel_threads(threads)
-    meetings = [_encode(*team.get_meeting(thread)) for thread in range(threads)]
+    barriers = [_encode(*team.get_barrier(thread)) for thread in range(threads)]
     own = [_encode(*part) for part in parts] + [b""] * (threads - len(parts))
-    return tuple(meeting + part + meeting for meeting, part in zip(meetings, own, strict=True))
+    return tuple(barrier + part + barrier for barrier, part in zip(barriers, own, strict=True))
 
 
 def make_launch(records: Sequence[tuple[bytes, ...]]) -> LaunchFunction:

@@ -46,19 +46,20 @@ class KernelThreads:
         self._process = 0  # in which they were started
         self._arrived = ctypes.c_uint64(0)
         self._expected = [ctypes.c_uint64(0) for _ in range(threads)]
-        self._meetings = [
+        self._barriers = [
             tuple(map(ctypes.c_uint64, (*map(ctypes.addressof, (self._arrived, own)), threads)))
             for own in self._expected
         ]
 
-    def get_meeting(self, thread: int) -> tuple[int, Sequence[ctypes.c_uint64]]:
+    def get_barrier(self, thread: int) -> tuple[int, Sequence[ctypes.c_uint64]]:
         """Return the address and the arguments of a function that waits for the other threads."""
-        return _load_meeting().address, self._meetings[thread]
+        return _load_barrier().address, self._barriers[thread]
 
     def run(self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> None:
         """Call machine code in all threads; ``arguments`` are those of each.
 
-        It returns when the caller's own call has. The last thing in every call is a meeting.
+        It returns when the caller's own call has. The others end with a barrier, which that waits
+        for.
         """
         with self._lock:
             if self._process != os.getpid():
@@ -83,11 +84,11 @@ def _work(jobs: queue.SimpleQueue[_Job]) -> None:
 
 
 @functools.cache
-def _load_meeting() -> MachineCode:
-    return MachineCode(assemble_meeting())
+def _load_barrier() -> MachineCode:
+    return MachineCode(assemble_barrier())
 
 
-def assemble_meeting() -> bytes:
+def assemble_barrier() -> bytes:
     """Return the code of a function that returns once all threads are in it.
 
     Its arguments are the address of the number of calls so far, the address of the number that this
@@ -103,13 +104,13 @@ def assemble_meeting() -> bytes:
     asm.label("wait")
     asm.load(RAX, Mem(RDI))
     asm.compare(RAX, R8)
-    asm.jump("jge", "met")
+    asm.jump("jge", "passed")
     asm.pause()
     asm.add_const(RDX, -1)
     asm.jump("jnz", "wait")
     asm.set_const(RAX, _SCHED_YIELD)
     asm.call_system()
     asm.jump("jmp", "again")
-    asm.label("met")
+    asm.label("passed")
     asm.ret()
     return asm.finish()

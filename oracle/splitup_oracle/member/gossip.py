@@ -87,7 +87,7 @@ class GossipTransport:
             self._background.spawn(self._announce(command, accounts))
             return
         body = encode_gossip(command.message, command.configuration)
-        if len(accounts) and len(encode_canonical(body)) > limits.GOSSIP_BYTES:
+        if accounts and len(encode_canonical(body)) > limits.GOSSIP_BYTES:
             self._background.spawn(self._announce(command, accounts))
         else:
             self._post_all(accounts, body)

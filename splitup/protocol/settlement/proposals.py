@@ -7,6 +7,8 @@ complete, with what the proposal adds.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.crypto import quorum
@@ -31,6 +33,14 @@ from splitup.protocol.settlement.settlement_state import (
 from splitup.protocol.settlement.verification_state import Verification
 
 
+class _Result(NamedTuple):
+    """What follows from a verification."""
+
+    settlement: quorum.Settlement
+    settlement_hash: str
+    evidence: Evidence
+
+
 class Proposals:
     """One member's part in agreeing on settlements."""
 
@@ -48,53 +58,42 @@ class Proposals:
         phase = state.phase
         if not isinstance(phase, Proposing) or (now < phase.propose_at and not state.proposals):
             return []
-        settlement, evidence = self._compute(state, phase.verification)
-        settlement_hash = quorum.settlement_hash(settlement)
+        result = self._compute(state, phase.verification)
         commands: list[Command] = []
         for sender, proposal in sorted(state.proposals.items()):
-            if proposal.settlement_hash == settlement_hash:
-                phase.evidence[settlement.evidence_root] = evidence
-                commands += self._sign(state, sender, proposal.round, settlement_hash)
+            if proposal.settlement_hash == result.settlement_hash:
+                commands += self._sign(state, phase, sender, proposal.round, result)
         state.proposals = {
             sender: proposal
             for sender, proposal in state.proposals.items()
-            if proposal.settlement_hash != settlement_hash
+            if proposal.settlement_hash != result.settlement_hash
         }
         if now < phase.propose_at:
             return commands
         phase.propose_at = now + tuning.SETTLEMENT_STAGE_S * len(self._context.accounts())
-        phase.evidence[settlement.evidence_root] = evidence
-        return commands + self._propose(state, phase, settlement, settlement_hash)
+        return commands + self._propose(state, phase, result)
 
     def judge(
         self, state: SettlementState, phase: Proposing, sender: str, found: Verification
     ) -> list[Command]:
         """Sign a proposal that equals the settlement from ``found``: our basis and what it adds."""
-        settlement, evidence = self._compute(state, found)
-        settlement_hash = quorum.settlement_hash(settlement)
-        proposal = state.proposals[sender]
-        if proposal.settlement_hash != settlement_hash:
+        result, proposal = self._compute(state, found), state.proposals[sender]
+        if proposal.settlement_hash != result.settlement_hash:
             return []
-        phase.evidence[settlement.evidence_root] = evidence
         del state.proposals[sender]
-        return self._sign(state, sender, proposal.round, settlement_hash)
+        return self._sign(state, phase, sender, proposal.round, result)
 
-    def _propose(
-        self,
-        state: SettlementState,
-        phase: Proposing,
-        settlement: quorum.Settlement,
-        settlement_hash: str,
-    ) -> list[Command]:
+    def _propose(self, state: SettlementState, phase: Proposing, result: _Result) -> list[Command]:
         """Send our proposal to all members; in a new round when the evidence has grown."""
         commands: list[Command] = []
         verification, own = phase.verification, phase.own
-        if own is None or own.settlement_hash != settlement_hash:
+        if own is None or own.settlement_hash != result.settlement_hash:
             if state.rounds >= limits.MAX_SETTLEMENT_ROUNDS:
                 return []
-            own = phase.own = OwnProposal(state.rounds, settlement, settlement_hash)
+            own = phase.own = OwnProposal(state.rounds, result.settlement, result.settlement_hash)
+            phase.evidence[result.settlement.evidence_root] = result.evidence
             state.rounds += 1
-            commands += self._sign(state, self._context.account, own.round, settlement_hash)
+            commands += self._sign(state, phase, self._context.account, own.round, result)
         completions = sorted(verification.completions.items())
         message = SettlementProposal(
             execution_id=state.request.execution_id,
@@ -103,7 +102,7 @@ class Proposals:
             completions=tuple(completion for _, completion in completions),
             results=tuple(answer.token for answer in verification.list_answers()),
             attestations=tuple(verification.attestations.get_all()),
-            settlement_hash=settlement_hash,
+            settlement_hash=result.settlement_hash,
         )
         commands.append(Gossip(None, message))
         if len(own.signatures) >= self._context.view.quorum:  # the chain has not taken it yet
@@ -111,10 +110,18 @@ class Proposals:
         return commands
 
     def _sign(
-        self, state: SettlementState, proposer: str, round_: int, settlement_hash: str
+        self,
+        state: SettlementState,
+        phase: Proposing,
+        proposer: str,
+        round_: int,
+        result: _Result,
     ) -> list[Command]:
-        """Sign one settlement per proposer and round; the chain takes only the first."""
-        execution_id = state.request.execution_id
+        """Sign one settlement per proposer and round; the chain takes only the first.
+
+        The evidence for what was signed is kept, and no more: a liar may propose without end.
+        """
+        execution_id, settlement_hash = state.request.execution_id, result.settlement_hash
         commands = self._signing_guard.claim(
             f"settlement/{execution_id}/{proposer}/{round_}",
             settlement_hash,
@@ -122,6 +129,7 @@ class Proposals:
         )
         if commands is None:
             return [Log(f"{proposer} proposed two settlements of {execution_id} in one round")]
+        phase.evidence[result.settlement.evidence_root] = result.evidence
         struct_hash = quorum.settlement_struct_hash(execution_id, settlement_hash)
         signature = self._context.sign(struct_hash)
         own = _get_own(state)
@@ -136,9 +144,7 @@ class Proposals:
         )
         return [*commands, Gossip(proposer, message)]
 
-    def _compute(
-        self, state: SettlementState, verification: Verification
-    ) -> tuple[quorum.Settlement, Evidence]:
+    def _compute(self, state: SettlementState, verification: Verification) -> _Result:
         """Return the settlement that follows from a verification, and the evidence for it."""
         verdicts = verification.list_verdicts()
         executors = verification.executors
@@ -154,7 +160,7 @@ class Proposals:
             state.chain.get_locked(),
             evidence_root=compute_evidence_root(evidence),
         )
-        return settlement, evidence
+        return _Result(settlement, quorum.settlement_hash(settlement), evidence)
 
     def process_signature(
         self, state: SettlementState, sender: str, message: SettlementSignature

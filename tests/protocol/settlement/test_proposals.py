@@ -161,6 +161,8 @@ def test_one_settlement_is_signed_per_proposer_and_round() -> None:
     state.proposals = {proposer: PROPOSAL}
     (command,) = proposals.advance(state, 0.0)
     assert isinstance(command, Log)
+    assert isinstance(state.phase, Proposing)
+    assert state.phase.evidence == {}, "a liar that proposes again and again fills no memory"
     state.proposals = {proposer: PROPOSAL.model_copy(update={"round": 1})}
     assert [type(command) for command in proposals.advance(state, 0.0)] == [Persist, Gossip]
 
