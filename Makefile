@@ -42,7 +42,7 @@ test-all: $(FOR_TESTS)  ## that, and what takes long: marked so, and exported mo
 	$(MAKE) --no-print-directory test-edge
 
 run-tests: $(FOR_TESTS)
-	$(BIN)/python -m tests.passes -n auto --maxprocesses 4 --durations 25 $(MARKED)
+	$(BIN)/python -m tests.passes --durations 25 $(MARKED)
 
 test-edge: $(EDGE)  ## the tests of exported models, in an environment of their own of 1.9 GB
 	.edge/bin/python -m pytest extras/edge/edge_tests

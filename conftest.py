@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -82,12 +81,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     gc.enable()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """For ``-n auto``: one more than cores, as the one that drives networks mostly waits."""
-    return 1 + (os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,9 @@
 
     python -m tests.passes [options of pytest]      # make test
 
+Tests of whole networks run in a process of their own, which imports no others, and its output is
+shown when it has ended; one process for each core, four at most, runs the rest at the same time.
+
 Tests that start processes depend on the machine's load, which the other tests are most of. One that
 passes when it has the machine to itself is listed, and needs mending all the same. A test that
 starts no process has no such excuse: if one fails, or more than a few do, the run has failed.
@@ -10,18 +13,21 @@ starts no process has no such excuse: if one fails, or more than a few do, the r
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-CACHE: Final = "v/cache/lastfailed"  # below pytest's own folder
+CACHES: Final = ROOT / ".pytest_cache"
+NETWORKS: Final = "tests/e2e"
 MOST: Final = 5  # tests that run a second time
-FAILED: Final = 1  # pytest's exit code when tests failed, and nothing else
+PASSED, FAILED, NONE = 0, 1, 5  # exit codes of pytest: the last when no test was asked for
 # folders whose tests start programs, chains, stores or browsers
 PROCESSES: Final = (
     *("tests/backend", "tests/chain", "tests/cli", "tests/contracts", "tests/deploy/cli"),
@@ -38,12 +44,25 @@ def may_run_again(failed: Sequence[str]) -> bool:
 
 
 def run_tests(options: Sequence[str]) -> int:
-    """Run pytest in a process of its own; say what it took; return its exit code."""
+    """Run networks and the rest side by side, say what they took; return the worse exit code."""
     started, used = time.monotonic(), _get_cpu_s()
-    code = subprocess.run([sys.executable, "-m", "pytest", *options], cwd=ROOT).returncode
+    workers = str(min(os.cpu_count() or 1, 4))
+    with ThreadPoolExecutor(1) as beside:
+        networks = beside.submit(_run_pytest, NETWORKS, [*options, NETWORKS], shown=False)
+        code = _run_pytest("rest", ["-n", workers, "--ignore", NETWORKS, *options], shown=True)
+        codes = {code, networks.result()} - {NONE}
     took, cpu = time.monotonic() - started, _get_cpu_s() - used
     print(f"tests: {took:.0f} s, {cpu:.0f} s of processor time", flush=True)
-    return code
+    return max(codes, default=NONE)
+
+
+def _run_pytest(name: str, options: Sequence[str], *, shown: bool) -> int:
+    cache = ("-o", f"cache_dir={CACHES / name}", "--cache-clear")
+    command = [sys.executable, "-m", "pytest", *cache, *options]
+    done = subprocess.run(command, cwd=ROOT, stdout=None if shown else subprocess.PIPE, text=True)
+    if not shown:
+        print(f"\n{name}:\n{done.stdout}", flush=True)
+    return done.returncode
 
 
 def _get_cpu_s() -> float:
@@ -54,15 +73,19 @@ def _get_cpu_s() -> float:
 def main(options: Sequence[str] | None = None) -> int:
     """Run all tests, and what failed again; return the exit code."""
     options = sys.argv[1:] if options is None else options
-    code = run_tests(["--cache-clear", *options])
+    code = run_tests(options)
     if code != FAILED:
         return code
-    failed = list(json.loads((ROOT / ".pytest_cache" / CACHE).read_text()))
+    failed = [
+        test
+        for found in CACHES.glob("*/v/cache/lastfailed")
+        for test in json.loads(found.read_text())
+    ]
     if not may_run_again(failed):
         return code
     print(f"\n{len(failed)} failed and run again, alone:", *failed, sep="\n  ", flush=True)
-    code = run_tests(["-p", "no:xdist", *failed])
-    if code == 0:
+    code = _run_pytest("again", failed, shown=True)
+    if code == PASSED:
         print("passed alone, so mend them:", *failed, sep="\n  ", flush=True)
     return code
 
