@@ -261,6 +261,7 @@ class Member:
             price,
             paused,
             root,
+            latest,
             known,
             balance,
             frozen,
@@ -271,6 +272,7 @@ class Member:
             call("market", "quote", request.model_id, request.steps),
             call("market", "paused"),
             call("committee", "snapshotRootOf", request.snapshot_sequence),
+            call("committee", "latestSnapshot"),
             call("market", "executionOf", request.execution_id),
             call("market", "balanceOf", request.client),
             call("market", "frozenUntil", request.client),
@@ -300,6 +302,8 @@ class Member:
             raise PeerFault(explain_retirement(request.model_id))
         if root != request.snapshot_root or not request.snapshot_sequence:
             raise PeerFault("the request names a snapshot that the chain does not hold")
+        if latest["sequence"] - request.snapshot_sequence > limits.SNAPSHOTS_BACK:
+            raise PeerFault("the request names an old snapshot; ask for the latest one")
         if known["status"]:
             raise PeerFault(f"the client has used nonce {request.nonce} already")
         return int(balance), int(frozen)
