@@ -328,6 +328,10 @@ class SettlementAgreement:
         """Take the evidence that we lack; sign if the same settlement follows from ours."""
         if state.certificate is None:
             return [Gossip(sender, PlanRequest(execution_id=proposal.execution_id))]
+        if now < state.heard_until.get(sender, 0.0):
+            return []  # all drawn tasks are looked at for each
+        period_s = tuning.SETTLEMENT_STAGE_S * len(self._context.accounts())  # of honest members
+        state.heard_until[sender] = now + period_s / 2
         state.proposals[sender] = proposal
         return self._advance(state, now)
 
@@ -347,11 +351,11 @@ class SettlementAgreement:
 
     def _add_evidence(self, state: SettlementState, proposal: SettlementProposal) -> None:
         """Add what a proposal rests on; raise PeerFault, BadSignature for what is false."""
+        if state.verification is None:
+            return  # our view of the chain is behind; tried again at the next step
         known = {answer.token for answer in state.list_answers()}
         for attestation in proposal.attestations:
             self._take_attestation(state, attestation)
-        if state.verification is None:
-            return  # our view of the chain is behind; tried again at the next step
         for completion in proposal.completions:
             if completion.node not in state.verification.completions:
                 _take_completion(state, state.verification, completion)
