@@ -121,8 +121,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "Frozen": "the balance of {account} is frozen for signed requests until {until:time}",
     "FreezeInvalid": "a freeze until {until:time} is not between {earliest:time} and {latest:time}",
     "RequestsPaused": "the market accepts no new requests at the moment; open executions go on",
-    "UnbondingTooShort": "nodes unbond within {unbondingPeriod} s, and an execution with the snapshot "
-    "that it names may last {least} s; set a longer unbonding period first",
+    "UnbondingTooShort": "nodes unbond within {unbondingPeriod} s, and an execution with the "
+    "snapshot that it names may last {least} s; set a longer unbonding period first",
     "ClientSignatureInvalid": "the request is not signed by its client {client}",
     "SnapshotUnknown": "snapshot {sequence} with root {root} is not one of the latest",
     "RecordMismatch": "the stated record of execution {executionId} differs from that on chain",

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from splitup.core import limits, tuning
+from splitup.messages.base import Message
 from splitup.messages.completions import TaskCommitment
 from splitup.messages.snapshots import UNRULED
 from splitup.messages.verification import (
@@ -47,7 +48,7 @@ from splitup.protocol.settlement.settlement_state import SettlementState
 from splitup.protocol.settlement.task_checks import TaskCheck
 from splitup.protocol.settlement.verification_state import Verification
 
-S = TypeVar("S", Held, Silence, Ruling)
+S = TypeVar("S", bound=Message)
 
 
 class VerificationRounds:
@@ -343,7 +344,7 @@ class VerificationRounds:
 
 
 def _unite(said: Iterable[S], more: Iterable[S]) -> tuple[S, ...]:
-    return tuple(dict.fromkeys((*said, *more)))
+    return tuple(dict.fromkeys((*said, *more)))[-limits.MAX_STATEMENTS :]
 
 
 def _count_rulings(verification: Verification) -> int:

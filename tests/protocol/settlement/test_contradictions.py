@@ -19,7 +19,7 @@ from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.committee.peer_messages import Attested
 from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from splitup.protocol.settlement import settlement_agreement
-from splitup.protocol.settlement.attestations import sign_attestation
+from splitup.protocol.settlement.attestations import check_attestation, sign_attestation
 from tests.protocol.simulator import VERIFY_ALL, Node, Simulation, settle, start
 
 NOBODY = "0x" + "77" * 20
@@ -106,11 +106,10 @@ def test_s49_proposals_before_the_draw_and_in_quick_succession_cost_others_nothi
 ) -> None:
     """One of them carries attestations that are not kept, so that each look checks them again."""
     checked: list[SignedAttestation] = []
-    checks = settlement_agreement.check_attestation
 
     def count(signed: SignedAttestation, view: CommitteeView) -> None:
         checked.append(signed)
-        checks(signed, view)
+        check_attestation(signed, view)
 
     monkeypatch.setattr(settlement_agreement, "check_attestation", count)
     simulation = start(nodes=4, tasks=1, economics=VERIFY_ALL)
