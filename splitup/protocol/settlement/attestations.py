@@ -88,8 +88,12 @@ class Attestations:
         other._rulings, other._own = dict(self._rulings), dict(self._own)
         return other
 
-    def add(self, signed: SignedAttestation) -> bool:
-        """Add a checked attestation; return whether it says something that was not known."""
+    def add(self, signed: SignedAttestation, *, may_replace: bool = False) -> bool:
+        """Add a checked attestation; return whether it says something that was not known.
+
+        Of a member that contradicted itself often a further one needs the place of another, and
+        gets it if it ``may_replace`` one: if others show it, not the member itself.
+        """
         attestation, member = signed.attestation, signed.attestation.member
         if self.knows(signed):
             return False
@@ -101,7 +105,7 @@ class Attestations:
             return False  # a member that restarted states less
         rest = [one for one in kept if not one.said <= new.said]
         while rest and not _fits([*rest, new]):
-            spare = self._find_spare(rest, new)
+            spare = self._find_spare(rest, new) if may_replace else None
             if spare is None:
                 return False
             rest.remove(spare)

@@ -142,6 +142,18 @@ def test_s48_what_a_quorum_rests_on_is_kept_and_shown_however_much_its_member_sa
         assert len(one.get_all()) == 2 + limits.MAX_CONFLICTING
 
 
+def test_s48_what_others_show_counts_however_much_its_member_said_before() -> None:
+    attestations = Attestations(VIEW.quorum)
+    for number in range(100):
+        attestations.add(attest(2, root=f"0x{number:064x}"))
+    for place in range(2):
+        attestations.add(attest(place, root=ROOTS[0]))
+    assert not attestations.add(attest(2, root=ROOTS[0]))
+    assert attestations.add(attest(2, root=ROOTS[0]), may_replace=True)
+    assert attestations.find_fixed(0, VALIDATOR) == ROOTS[0]
+    assert len(attestations.get_all()) == 2 + limits.MAX_CONFLICTING
+
+
 def test_s48_what_finds_no_place_in_a_proposal_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -150,7 +162,7 @@ def test_s48_what_finds_no_place_in_a_proposal_does_not_count(
     for place in range(2):
         attestations.add(attest(place, root=ROOTS[0], rulings=(make_ruling(),)))
     assert attestations.add(attest(2, root=ROOTS[0]))
-    assert not attestations.add(attest(2, rulings=(make_ruling(),)))
+    assert not attestations.add(attest(2, rulings=(make_ruling(),)), may_replace=True)
     assert attestations.find_fixed(0, VALIDATOR) == ROOTS[0]
     assert attestations.find_ruling(0) is None and len(attestations.get_all()) == 3
 

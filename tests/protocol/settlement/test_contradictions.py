@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from splitup.core import limits
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.verification import (
     Attestation,
@@ -126,7 +127,7 @@ def test_s49_proposals_before_the_draw_and_in_quick_succession_cost_others_nothi
             silent=(Silence(node=NOBODY, task=task),),
             rulings=(),
         )
-        for task in range(20)
+        for task in range(limits.MAX_CONFLICTING)
     ]
     proposal = SettlementProposal(
         execution_id=execution_id,
