@@ -690,6 +690,14 @@ MUTANTS: Final = (
         "test_s49_an_attestation_that_would_fill_all_proposals_is_refused",
     ),
     Mutant(
+        "age of a snapshot",
+        "oracle/splitup_oracle/member/shell.py",
+        "if latest - request.snapshot_sequence > limits.SNAPSHOTS_BACK:",
+        "if False:",
+        "tests/oracle/member/test_requested_snapshots.py::"
+        "test_s47_a_request_names_one_of_the_latest_snapshots",
+    ),
+    Mutant(
         "quorum of a statement",
         f"{_SETTLEMENT}/attestations.py",
         "if len(members) < self._quorum:",
