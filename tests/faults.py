@@ -125,6 +125,9 @@ ROWS: Final = {
     "S44": "a member that tells others something new before each proposal, by its own",
     "S45": "a member that tells others different results of a task that it recomputed",
     "S46": "executions so large that their payouts fit no transaction together",
+    "S47": "a node that may take its stake out before it is judged, as an old snapshot names it",
+    "S48": "a member that says different things to others, of which a proposal shows only one",
+    "S49": "a member whose statements, proposals or large messages keep all others busy",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

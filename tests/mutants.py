@@ -668,11 +668,34 @@ MUTANTS: Final = (
     Mutant(
         "signature of an attestation",
         f"{_SETTLEMENT}/attestations.py",
-        "    verify(\n        member.signing_key,\n        ATTESTATION_DOMAIN,\n"
-        "        signed.attestation.canonical_bytes(),\n"
-        "        bytes.fromhex(signed.signature[2:]),\n    )\n",
+        "    verify(member.signing_key, ATTESTATION_DOMAIN, payload, "
+        "bytes.fromhex(signed.signature[2:]))\n",
         "",
         f"{_TESTS}/settlement/test_attestations.py::test_a15_only_the_member_itself_and_only_these_words",
+    ),
+    Mutant(
+        "all that a member said",
+        f"{_SETTLEMENT}/attestations.py",
+        "return [one.signed for _, kept in sorted(self._kept.items()) for one in kept]",
+        "return [kept[-1].signed for _, kept in sorted(self._kept.items())]",
+        f"{_TESTS}/settlement/test_attestations.py::"
+        "test_s48_what_a_quorum_rests_on_is_kept_and_shown_however_much_its_member_says",
+    ),
+    Mutant(
+        "size of an attestation",
+        f"{_SETTLEMENT}/attestations.py",
+        "if len(payload) > limits.MAX_ATTESTATION_BYTES:",
+        "if False:",
+        f"{_TESTS}/settlement/test_attestations.py::"
+        "test_s49_an_attestation_that_would_fill_all_proposals_is_refused",
+    ),
+    Mutant(
+        "age of a snapshot",
+        "oracle/splitup_oracle/member/shell.py",
+        "if latest - request.snapshot_sequence > limits.SNAPSHOTS_BACK:",
+        "if False:",
+        "tests/oracle/member/test_requested_snapshots.py::"
+        "test_s47_a_request_names_one_of_the_latest_snapshots",
     ),
     Mutant(
         "quorum of a statement",

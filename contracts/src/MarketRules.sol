@@ -3,6 +3,7 @@ pragma solidity ^0.8.28;
 
 import {IMarket, Parameters} from "./interfaces/IMarket.sol";
 import {INodeRegistry} from "./interfaces/INodeRegistry.sol";
+import {SNAPSHOT_AGE_S} from "./libraries/SnapshotAge.sol";
 
 /// @title Checks of the market's parameters
 /// @notice The market deploys this contract in its constructor and calls it whenever parameters are set. The check is
@@ -24,7 +25,7 @@ contract MarketRules {
     }
 
     /// @notice Reverts unless every parameter is in its range, the expected loss of a wrong result exceeds its gain,
-    /// and the unbonding period is longer than every execution.
+    /// and the unbonding period is longer than every execution and the age of its snapshot.
     /// @dev The condition is p (1-r)^k (R+S+F) > C+B+G with the floor of exposures F and the gain outside the market G,
     /// both in micro-USDC; everything else is in units of C. It holds for every C if and only if p (1-r)^k (R+S) > C+B,
     /// with C = 1000 in units of 1/1000 of C, and p (1-r)^k F >= G. All sides are multiplied by the denominators, so
@@ -53,7 +54,7 @@ contract MarketRules {
         );
         uint256 floor = found * nodes.EXPOSURE_FLOOR();
         require(floor >= p.outsideGain * one, IMarket.OutsideGainTooHigh(floor / one, p.outsideGain));
-        uint256 longest = uint256(p.maxDeadlineS) + p.settlementGraceS;
+        uint256 longest = uint256(p.maxDeadlineS) + p.settlementGraceS + SNAPSHOT_AGE_S;
         uint256 unbonding = nodes.unbondingPeriod();
         require(unbonding > longest, IMarket.UnbondingTooShort(longest, unbonding));
     }

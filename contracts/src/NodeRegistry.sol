@@ -10,6 +10,7 @@ import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {IMarket} from "./interfaces/IMarket.sol";
 import {INodeRegistry, NodeView} from "./interfaces/INodeRegistry.sol";
 import {accountOf, amountOf, pack} from "./libraries/AccountAmount.sol";
+import {SNAPSHOT_AGE_S} from "./libraries/SnapshotAge.sol";
 
 /// @title The node registry
 /// @notice See {INodeRegistry}.
@@ -374,7 +375,7 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     }
 
     function _setUnbondingPeriod(uint64 period) internal {
-        uint64 minimum = market == address(0) ? 0 : IMarket(market).longestExecutionS() + 1;
+        uint64 minimum = market == address(0) ? 0 : IMarket(market).longestExecutionS() + SNAPSHOT_AGE_S + 1;
         require(
             period >= minimum && period <= MAX_UNBONDING_PERIOD, PeriodInvalid(period, minimum, MAX_UNBONDING_PERIOD)
         );

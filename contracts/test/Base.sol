@@ -45,6 +45,7 @@ abstract contract Base {
     uint64 internal constant COMMIT_GRACE = 30; // Market.COMMIT_GRACE_S
     uint64 internal constant LAST_CALL = 30; // Market.LAST_CALL_S
     uint64 internal constant UNBONDING = 7 days;
+    uint64 internal constant SNAPSHOT_AGE = 6 hours; // SnapshotAge.sol
     bytes32 internal constant MODEL = keccak256("model");
 
     TestUSDC internal usdc;

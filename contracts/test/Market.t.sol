@@ -847,14 +847,14 @@ contract MarketTest is MarketBase {
         market.setParameters(p);
     }
 
-    function test_no_execution_outlasts_the_unbonding_period() public {
+    function test_s47_no_execution_with_its_snapshot_outlasts_the_unbonding_period() public {
         Parameters memory p = defaultParameters();
-        p.maxDeadlineS = uint32(UNBONDING - 1 hours);
+        p.maxDeadlineS = uint32(UNBONDING - 1 hours - SNAPSHOT_AGE);
         refuse(abi.encodeWithSelector(IMarket.UnbondingTooShort.selector, UNBONDING, UNBONDING));
         market.setParameters(p);
         p.maxDeadlineS -= 1;
         market.setParameters(p);
-        assertEq(market.longestExecutionS(), UNBONDING - 1);
+        assertEq(market.longestExecutionS() + SNAPSHOT_AGE, UNBONDING - 1);
         refuse(abi.encodeWithSelector(INodeRegistry.PeriodInvalid.selector, UNBONDING - 1, UNBONDING, 90 days));
         nodes.setUnbondingPeriod(UNBONDING - 1);
     }

@@ -60,10 +60,11 @@ contract MarketOpenExecutionsTest is MarketBase {
         market.setParameters(p);
         uint64 left = end - uint64(block.timestamp);
         assertEq(market.longestExecutionS(), left);
+        left += SNAPSHOT_AGE;
         refuse(abi.encodeWithSelector(INodeRegistry.PeriodInvalid.selector, left, left + 1, 90 days));
         nodes.setUnbondingPeriod(left);
         vm.warp(end); // nothing opened under the former parameters can be settled any more
         assertEq(market.longestExecutionS(), 10);
-        nodes.setUnbondingPeriod(11);
+        nodes.setUnbondingPeriod(11 + SNAPSHOT_AGE);
     }
 }

@@ -334,7 +334,9 @@ contract NodeRegistryTest is Base {
 
     function test_owner_functions_are_restricted_and_bounded() public {
         vm.expectRevert(
-            abi.encodeWithSelector(INodeRegistry.PeriodInvalid.selector, 91 days, 1 days + 1 hours + 1, 90 days)
+            abi.encodeWithSelector(
+                INodeRegistry.PeriodInvalid.selector, 91 days, 1 days + 1 hours + SNAPSHOT_AGE + 1, 90 days
+            )
         );
         nodes.setUnbondingPeriod(91 days);
         vm.expectRevert();

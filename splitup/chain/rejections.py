@@ -92,7 +92,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "MarketExists": "the market is {market} already",
     "PageTooLong": "{count} nodes are too many for one page; {maximum} are allowed",
     "PeriodInvalid": "an unbonding period of {period} s is not within {minimum} s, longer than any "
-    "execution, and {maximum} s",
+    "execution with its snapshot, and {maximum} s",
     "StakeExposed": "{locked:usdc} USDC of the stake of {account} are locked for executions that "
     "are not closed; withdraw the earnings, which releases settled ones, or wait for the others",
     "ExposureTooHigh": "{account} has {free:usdc} USDC of free stake; {required:usdc} would "
@@ -121,8 +121,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "Frozen": "the balance of {account} is frozen for signed requests until {until:time}",
     "FreezeInvalid": "a freeze until {until:time} is not between {earliest:time} and {latest:time}",
     "RequestsPaused": "the market accepts no new requests at the moment; open executions go on",
-    "UnbondingTooShort": "nodes unbond within {unbondingPeriod} s, and an execution may last "
-    "{longestExecutionS} s; set a longer unbonding period first",
+    "UnbondingTooShort": "nodes unbond within {unbondingPeriod} s, and an execution with the "
+    "snapshot that it names may last {least} s; set a longer unbonding period first",
     "ClientSignatureInvalid": "the request is not signed by its client {client}",
     "SnapshotUnknown": "snapshot {sequence} with root {root} is not one of the latest",
     "RecordMismatch": "the stated record of execution {executionId} differs from that on chain",

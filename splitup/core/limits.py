@@ -172,6 +172,9 @@ MAX_DEMAND_TASKS: Final = 4_096  # rows in a heartbeat's reply, ≈ 300 bytes ea
 MAX_SETTLEMENT_ROUNDS: Final = 16  # different proposals per proposer; a few suffice to converge
 MAX_PLAN_WAIT_S: Final = 30.0  # longest long-poll for a plan
 SNAPSHOT_REFRESH_S: Final = 30.0  # certify unchanged membership again, for current load figures
+# A signed request may be so far behind. With unbonding that is six hours longer than executions
+# (contracts/src/libraries/SnapshotAge.sol) no node has left of those that it may name.
+SNAPSHOTS_BACK: Final = 8
 REST_SNAPSHOT_S: Final = 1_800.0  # the same while a member rests: the load does not change either
 OBSERVATION_GRACE_S: Final = 0.1  # with 2f+1 observations, the leader waits this for the others
 OBSERVE_PERIOD_S: Final = 1.0  # between observations of all nodes; also bounds answers to a leader
@@ -199,6 +202,8 @@ RULING_GRACE_BPS: Final = 7_500  # of the settlement's grace, in which verdicts 
 MAX_ASKED: Final = 8  # validators of one task; if none of them answers, members recompute it
 MAX_ATTESTATION_BYTES: Final = 8 * MIB  # statements on 1,024 tasks, all of them disputed
 MAX_STATEMENTS: Final = (MAX_ASKED + 1) * MAX_TASKS  # of one kind in an attestation: all parties
+# Of one member that contradicts itself, kept and shown to others; an honest one restarts seldom.
+MAX_CONFLICTING: Final = 8
 # Members act on what is ``confirmations`` blocks deep (splitup.chain.deployment). Windows in blocks
 # grow with that number, because what is to be answered in them is seen so much later
 # (splitup.protocol.committee.key_generation).

@@ -44,7 +44,8 @@ async def test_a_chunked_message_arrives_in_parts(monkeypatch: pytest.MonkeyPatc
     server = await serve_app(app, "127.0.0.1", 0)
     try:
         async with SignedClient() as http:
-            assert await fetch_chunked_message(http, server.url, chunked_message) == DATA
+            packed = await fetch_chunked_message(http, server.url, chunked_message)
+            assert unpack_chunked_message(chunked_message, packed) == DATA
             assert asked == list(range(-(-chunked_message.packed_bytes // 1_000)))
             longer = chunked_message.model_copy(
                 update={"packed_bytes": chunked_message.packed_bytes + 1}

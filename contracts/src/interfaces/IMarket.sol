@@ -209,9 +209,9 @@ interface IMarket {
     /// @notice A wrong result that earns `outsideGain` micro-USDC outside would be profitable: its expected loss
     /// p (1-r)^k times the floor of exposures is `expectedLoss` micro-USDC.
     error OutsideGainTooHigh(uint256 expectedLoss, uint256 outsideGain);
-    /// @notice An execution can last `longestExecutionS` seconds; the nodes' `unbondingPeriod`, in seconds, must be
-    /// longer.
-    error UnbondingTooShort(uint256 longestExecutionS, uint256 unbondingPeriod);
+    /// @notice The nodes' `unbondingPeriod` must be longer than `least`: the longest execution and the age of the
+    /// snapshot that it names. Both are in seconds.
+    error UnbondingTooShort(uint256 least, uint256 unbondingPeriod);
     /// @notice The number of steps must be from 1 to `maximum`; a settlement may also state 0.
     error StepsInvalid(uint256 steps, uint256 maximum);
     /// @notice `maxPrice` is below `required`, the greater of the quote and the minimum price, in micro-USDC.
@@ -438,7 +438,7 @@ interface IMarket {
     // ------------------------------------------------------------------------ owner functions
 
     /// @notice Sets the parameters. Reverts unless a wrong result is expected to lose money, and unless the nodes'
-    /// unbonding period is longer than every execution.
+    /// unbonding period is longer than every execution and the age of its snapshot.
     /// @param parameters_ The new parameters. An execution keeps the fee, the deadline and the grace that it was opened
     /// with.
     function setParameters(Parameters calldata parameters_) external;

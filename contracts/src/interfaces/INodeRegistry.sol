@@ -202,7 +202,8 @@ interface INodeRegistry {
     function setMarket(address market_) external;
 
     /// @notice Sets the unbonding period. Nodes that are already unbonding keep their date.
-    /// @param period Period in seconds: longer than every execution of the market, at most 90 days.
+    /// @param period Period in seconds: longer than every execution of the market and the age of its snapshot together, at
+    /// most 90 days.
     function setUnbondingPeriod(uint64 period) external;
 
     // ------------------------------------------------------------------------------- views

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,8 +13,14 @@ from typing import Any, Final
 from splitup.core import limits, tuning
 from splitup.core.codec import encode_canonical, parse_json
 from splitup.core.errors import PeerFault, Refused, Unavailable
+from splitup.core.places import FairLock
 from splitup.messages import api
-from splitup.net.chunked_messages import ChunkedMessage, ChunkedMessages, fetch_chunked_message
+from splitup.net.chunked_messages import (
+    ChunkedMessage,
+    ChunkedMessages,
+    fetch_chunked_message,
+    unpack_chunked_message,
+)
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import MemberView
 from splitup.protocol.committee.commands import Gossip
@@ -63,6 +70,7 @@ class GossipTransport:
         self.chunked_messages = ChunkedMessages()
         # large messages sent recently, by object identity: a repeated one is packed once
         self._packed: OrderedDict[int, tuple[GossipMessage, ChunkedMessage]] = OrderedDict()
+        self._reading = FairLock()  # by sender
         self._fetched: OrderedDict[tuple[str, str], None] = OrderedDict()  # sender, digest
 
     @property
@@ -154,15 +162,27 @@ class GossipTransport:
         try:
             while peer.announced:
                 digest, chunked_message = next(iter(peer.announced.items()))
-                await self._fetch(peer, chunked_message)
+                spent_s = await self._fetch(peer, chunked_message)
                 del peer.announced[digest]
+                await asyncio.sleep(tuning.LARGE_MESSAGE_REST * spent_s)
         finally:
             peer.announced.clear()  # an error that nobody expected must not end all fetching
 
-    async def _fetch(self, peer: Peer, chunked_message: ChunkedMessage) -> None:
+    async def _fetch(self, peer: Peer, chunked_message: ChunkedMessage) -> float:
+        """Fetch and read a message; return how long reading took.
+
+        A megabyte may unpack to a hundred, which take seconds and half a gigabyte to read.
+        """
+        started_s = ended_s = 0.0
         try:
-            data = await fetch_chunked_message(self._http, peer.endpoint, chunked_message)
-            message, configuration = await asyncio.to_thread(_parse, data)
+            packed = await fetch_chunked_message(self._http, peer.endpoint, chunked_message)
+            async with self._reading.hold(peer.account):
+                started_s = time.monotonic()
+                try:
+                    read = asyncio.to_thread(_read, chunked_message, packed)
+                    message, configuration = await read
+                finally:
+                    ended_s = time.monotonic()
             if count_nodes(message):
                 self._fetched[peer.account, chunked_message.packed_digest] = None
             while len(self._fetched) > limits.MAX_COMMITTEE * tuning.MAX_CHUNKED_MESSAGES:
@@ -170,10 +190,12 @@ class GossipTransport:
             self._feed_peer(GossipReceived(peer.account, message, configuration))
         except (PeerFault, Refused, Unavailable) as error:
             log.warning("a large message of member %s was not accepted: %s", peer.account, error)
+        return ended_s - started_s
 
 
-def _parse(data: bytes) -> tuple[GossipMessage, int]:
-    """Parse what a chunked message holds: the body of a gossip request."""
+def _read(chunked_message: ChunkedMessage, packed: bytes) -> tuple[GossipMessage, int]:
+    """Unpack and parse what a chunked message holds: the body of a gossip request."""
+    data = unpack_chunked_message(chunked_message, packed)
     try:
         body = parse_json(data, max_values=limits.MAX_DOCUMENT_VALUES)
     except (ValueError, RecursionError):

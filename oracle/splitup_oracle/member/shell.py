@@ -261,6 +261,7 @@ class Member:
             price,
             paused,
             root,
+            latest,
             known,
             balance,
             frozen,
@@ -271,6 +272,7 @@ class Member:
             call("market", "quote", request.model_id, request.steps),
             call("market", "paused"),
             call("committee", "snapshotRootOf", request.snapshot_sequence),
+            call("committee", "latestSnapshot"),
             call("market", "executionOf", request.execution_id),
             call("market", "balanceOf", request.client),
             call("market", "frozenUntil", request.client),
@@ -298,8 +300,7 @@ class Member:
             raise PeerFault("the market is paused and takes no requests")
         if retired:
             raise PeerFault(explain_retirement(request.model_id))
-        if root != request.snapshot_root or not request.snapshot_sequence:
-            raise PeerFault("the request names a snapshot that the chain does not hold")
+        check_snapshot(request, root, latest["sequence"])
         if known["status"]:
             raise PeerFault(f"the client has used nonce {request.nonce} already")
         return int(balance), int(frozen)
@@ -437,3 +438,11 @@ class Member:
     async def probe(self, node: str, endpoint: str) -> None:
         """Measure a node's round trip and tell the machine."""
         self.feed(RttMeasured(node, await self.nodes.measure_rtt(node, endpoint)))
+
+
+def check_snapshot(request: Request, root: str, latest: int) -> None:
+    """Raise PeerFault unless a request names a recent snapshot, which has this root on chain."""
+    if root != request.snapshot_root or not request.snapshot_sequence:
+        raise PeerFault("the request names a snapshot that the chain does not hold")
+    if latest - request.snapshot_sequence > limits.SNAPSHOTS_BACK:
+        raise PeerFault("the request names an old snapshot; ask for the latest one")

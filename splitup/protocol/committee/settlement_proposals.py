@@ -26,6 +26,7 @@ from splitup.messages.verification import (
 
 S = TypeVar("S", Held, Silence, Ruling)
 _MAX_LISTED: Final = limits.MAX_COMMITTEE * limits.MAX_STATEMENTS
+_MAX_ATTESTATIONS: Final = limits.MAX_COMMITTEE * limits.MAX_CONFLICTING
 TokenField = Annotated[str, Field(max_length=limits.MAX_JWS_BYTES)]
 RoundField = Annotated[int, Field(ge=0, lt=limits.MAX_SETTLEMENT_ROUNDS)]
 Numbers = Annotated[
@@ -45,7 +46,7 @@ class SettlementProposal(Message):
     draw: Draw
     completions: tuple[Completion, ...] = Field(max_length=limits.MAX_TASKS)
     results: tuple[TokenField, ...] = Field(max_length=limits.MAX_STATEMENTS)
-    attestations: tuple[SignedAttestation, ...] = Field(max_length=limits.MAX_COMMITTEE)
+    attestations: tuple[SignedAttestation, ...] = Field(max_length=_MAX_ATTESTATIONS)
     settlement_hash: Bytes32Field
 
 
@@ -72,7 +73,7 @@ class PackedSettlement(Message):
     held: tuple[Held, ...] = Field(max_length=_MAX_LISTED)
     silent: tuple[Silence, ...] = Field(max_length=_MAX_LISTED)
     rulings: tuple[Ruling, ...] = Field(max_length=_MAX_LISTED)
-    attestations: tuple[PackedAttestation, ...] = Field(max_length=limits.MAX_COMMITTEE)
+    attestations: tuple[PackedAttestation, ...] = Field(max_length=_MAX_ATTESTATIONS)
     settlement_hash: Bytes32Field
 
 

@@ -9,10 +9,11 @@ safe to reveal.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final, assert_never
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, NamedTuple
 
 from splitup.core import limits
+from splitup.core.errors import PeerFault
 from splitup.crypto.keys import Identity, verify
 from splitup.messages.verification import Attestation, Held, Ruling, SignedAttestation, Silence
 from splitup.protocol.committee.certificates import CommitteeView
@@ -26,26 +27,46 @@ def sign_attestation(identity: Identity, attestation: Attestation) -> SignedAtte
 
 
 def check_attestation(signed: SignedAttestation, committee: CommitteeView) -> None:
-    """Raise PeerFault for a stranger's attestation, BadSignature for one it did not sign."""
+    """Raise PeerFault for a stranger's attestation or one that would fill every proposal.
+
+    Raise BadSignature for one that its member did not sign.
+    """
     member = committee.member_of(signed.attestation.member)
-    verify(
-        member.signing_key,
-        ATTESTATION_DOMAIN,
-        signed.attestation.canonical_bytes(),
-        bytes.fromhex(signed.signature[2:]),
-    )
+    payload = signed.attestation.canonical_bytes()
+    if len(payload) > limits.MAX_ATTESTATION_BYTES:
+        raise PeerFault(f"an attestation has {len(payload)} bytes", peer=member.account)
+    verify(member.signing_key, ATTESTATION_DOMAIN, payload, bytes.fromhex(signed.signature[2:]))
+
+
+# what a member says: also that reveals are due (by steps), or that it cannot recompute a task
+Statement = Held | Silence | Ruling | tuple[Literal["due", "unable"], int]
+
+
+class _Kept(NamedTuple):
+    """An attestation that says something which no other one of its member says."""
+
+    signed: SignedAttestation
+    said: frozenset[Statement]
+
+    @property
+    def size_bytes(self) -> int:
+        return self.signed.attestation.once(_measure)
 
 
 class Attestations:
-    """Checked attestations about one execution. Statements are only added, never removed."""
+    """Checked attestations about one execution, and what enough members said in them.
+
+    What a quorum said stays said. Each member's statements count as long as the attestations that
+    prove them are kept, so that a proposal can show others all that its settlement follows from.
+    Honest members only add to theirs. Of one that contradicts itself several are kept, up to a
+    bound: first those without which a quorum could not be shown, then the latest.
+    """
 
     def __init__(self, quorum: int) -> None:
         self._quorum = quorum
-        self._latest: dict[str, SignedAttestation] = {}
-        self._statements: dict[Held | Silence | Ruling, set[str]] = {}
-        self._made: Counter[str] = Counter()  # statements per member, to bound our memory
+        self._kept: dict[str, list[_Kept]] = {}  # by member
+        self._statements: dict[Statement, set[str]] = {}
         self._due: dict[str, int] = {}  # steps of the draw, by member
-        self._unable: dict[int, set[str]] = {}
         self._slow: dict[int, set[str]] = {}
         self._fixed: dict[tuple[int, str], str] = {}
         self._silent: set[tuple[str, int | None]] = set()
@@ -59,53 +80,83 @@ class Attestations:
     def fork(self) -> Attestations:
         """Return a collection that starts with all that was stated here."""
         other = self.renew()
-        other._latest, other._due = dict(self._latest), dict(self._due)
+        other._kept = {member: list(kept) for member, kept in self._kept.items()}
         other._statements = {said: set(members) for said, members in self._statements.items()}
-        other._made = Counter(self._made)
-        other._unable = {task: set(members) for task, members in self._unable.items()}
+        other._due = dict(self._due)
         other._slow = {task: set(members) for task, members in self._slow.items()}
         other._fixed, other._silent = dict(self._fixed), set(self._silent)
         other._rulings, other._own = dict(self._rulings), dict(self._own)
         return other
 
-    def add(self, signed: SignedAttestation) -> bool:
-        """Add a checked attestation; return whether it is new."""
-        attestation = signed.attestation
-        known = self._latest.get(attestation.member)
-        if known == signed:
+    def add(self, signed: SignedAttestation, *, may_replace: bool = False) -> bool:
+        """Add a checked attestation; return whether it says something that was not known.
+
+        Of a member that contradicted itself often a further one needs the place of another, and
+        gets it if it ``may_replace`` one: if others show it, not the member itself.
+        """
+        attestation, member = signed.attestation, signed.attestation.member
+        if self.knows(signed):
             return False
-        if known is None or _count_statements(attestation) >= _count_statements(known.attestation):
-            self._latest[attestation.member] = signed  # a member that restarted states less
-        if attestation.due:
-            self._due[attestation.member] = attestation.steps
-        statements: list[Held | Silence | Ruling] = [*attestation.held, *attestation.silent]
-        for statement in [*statements, *attestation.rulings]:
-            self._count(statement, attestation.member)
+        self._note(attestation)
+        new, kept = _Kept(signed, frozenset(_list_statements(attestation))), self._kept.get(member)
+        if kept is None:
+            kept = self._kept[member] = []
+        if any(new.said <= one.said for one in kept):
+            return False  # a member that restarted states less
+        rest = [one for one in kept if not one.said <= new.said]
+        while rest and not _fits([*rest, new]):
+            spare = self._find_spare(rest, new) if may_replace else None
+            if spare is None:
+                return False
+            rest.remove(spare)
+        before = frozenset[Statement]().union(*(one.said for one in kept))
+        self._kept[member] = kept = [*rest, new]
+        for statement in before.difference(*(one.said for one in kept)):
+            self._statements[statement].discard(member)
+            if not self._statements[statement]:
+                del self._statements[statement]
+        for statement in new.said:
+            self._count(statement, member)
         return True
 
-    def knows(self, signed: SignedAttestation) -> bool:
-        """Return whether this is the member's latest attestation here, which needs no check."""
-        return self._latest.get(signed.attestation.member) == signed
+    def _find_spare(self, kept: list[_Kept], new: _Kept) -> _Kept | None:
+        """Return the oldest of a member's attestations that no quorum needs beside the others."""
+        for one in kept:
+            others = new.said.union(*(other.said for other in kept if other is not one))
+            if not any(self._is_just_enough(statement) for statement in one.said - others):
+                return one
+        return None
 
-    def _count(self, statement: Held | Silence | Ruling, member: str) -> None:
-        if isinstance(statement, Ruling) and statement.slow:
-            self._slow.setdefault(statement.task, set()).add(member)
-            return
-        if isinstance(statement, Ruling) and statement.validator is None:
-            known = self._own.get((statement.task, member))
-            if known is None or known.error or known.missing:
-                self._own[statement.task, member] = statement
-        if isinstance(statement, Ruling) and statement.error:
-            self._unable.setdefault(statement.task, set()).add(member)
-            return
-        if isinstance(statement, Ruling) and statement.close:
-            # members that found no stored outputs to compare with must not stop the ruling
-            self._count(statement.model_copy(update={"close": False}), member)
-        members = self._statements.get(statement, set())
-        if member in members or self._made[member] >= 3 * limits.MAX_STATEMENTS:
-            return
-        self._made[member] += 1
-        self._statements.setdefault(statement, members).add(member)
+    def _is_just_enough(self, statement: Statement) -> bool:
+        """Return whether as many members made a statement as it needs to count, and no more."""
+        enough = self._quorum
+        if isinstance(statement, tuple) and statement[0] == "unable":
+            enough = self._quorum // 2 + 1  # f + 1: no quorum is left that can
+        return len(self._statements.get(statement, ())) == enough
+
+    def knows(self, signed: SignedAttestation) -> bool:
+        """Return whether this attestation is kept here, which needs no check."""
+        kept = self._kept.get(signed.attestation.member, ())
+        return any(
+            one.signed.signature == signed.signature and one.signed == signed for one in kept
+        )
+
+    def _note(self, attestation: Attestation) -> None:
+        """Keep what is no matter of a quorum."""
+        member = attestation.member
+        if attestation.due:
+            self._due[member] = attestation.steps
+        for ruling in attestation.rulings:
+            if ruling.slow:
+                self._slow.setdefault(ruling.task, set()).add(member)
+            elif ruling.validator is None:
+                known = self._own.get((ruling.task, member))
+                if known is None or known.error or known.missing:
+                    self._own[ruling.task, member] = ruling
+
+    def _count(self, statement: Statement, member: str) -> None:
+        members = self._statements.setdefault(statement, set())
+        members.add(member)
         if len(members) < self._quorum:
             return
         match statement:
@@ -117,12 +168,12 @@ class Attestations:
                 known = self._rulings.get(claim)
                 if known is None or (known.missing and not statement.missing) or statement.close:
                     self._rulings[claim] = statement  # a result outweighs missing inputs
-            case _ as never:
-                assert_never(never)
+            case _:
+                pass  # counted when it is asked for
 
     def get_all(self) -> Sequence[SignedAttestation]:
-        """Return every member's attestation with the most statements, by account."""
-        return [signed for _, signed in sorted(self._latest.items())]
+        """Return the attestations that prove all that counts here, by account."""
+        return [one.signed for _, kept in sorted(self._kept.items()) for one in kept]
 
     def is_due(self) -> bool:
         """Return whether executors and validators are to reveal now."""
@@ -154,19 +205,38 @@ class Attestations:
 
     def count_unable(self, task: int) -> int:
         """Return how many members stated that they cannot recompute the task."""
-        return len(self._unable.get(task, ()))
+        return len(self._find_unable(task))
+
+    def _find_unable(self, task: int) -> set[str]:
+        return self._statements.get(("unable", task), set())
 
     def is_delayed(self, task: int) -> bool:
         """Return whether members that still try to recompute the task may complete a quorum."""
         ruled = {m for (t, m), own in self._own.items() if t == task and not own.error}
-        trying = self._slow.get(task, set()) - self._unable.get(task, set()) - ruled
+        trying = self._slow.get(task, set()) - self._find_unable(task) - ruled
         return bool(trying) and len(ruled | trying) >= self._quorum
 
 
-def _count_statements(attestation: Attestation) -> int:
-    return (
-        len(attestation.held)
-        + len(attestation.silent)
-        + len(attestation.rulings)
-        + int(attestation.due)
-    )
+def _fits(kept: Sequence[_Kept]) -> bool:
+    """Return whether so many attestations of one member may be kept and shown."""
+    size_bytes = sum(one.size_bytes for one in kept)
+    return len(kept) <= limits.MAX_CONFLICTING and size_bytes <= limits.MAX_ATTESTATION_BYTES
+
+
+def _measure(attestation: Attestation) -> int:
+    return len(attestation.canonical_bytes())
+
+
+def _list_statements(attestation: Attestation) -> Iterator[Statement]:
+    """Yield what an attestation says that counts once enough members say it."""
+    yield from attestation.held
+    yield from attestation.silent
+    if attestation.due:
+        yield "due", attestation.steps
+    for ruling in attestation.rulings:
+        if ruling.error:
+            yield "unable", ruling.task
+        elif not ruling.slow:
+            yield ruling
+            if ruling.close:  # members that found no stored outputs to compare with agree as well
+                yield ruling.model_copy(update={"close": False})

@@ -9,11 +9,11 @@ members reach the same settlement.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Protocol, TypeVar, assert_never
 
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.messages import api
 from splitup.messages.base import Message
@@ -312,14 +312,16 @@ class SettlementAgreement:
                 self._commitments.process_commitment(state, commitment, signing_key, token)
         return self._advance(state, now)
 
-    def _take_attestation(self, state: SettlementState, signed: SignedAttestation) -> bool:
+    def _take_attestation(
+        self, state: SettlementState, signed: SignedAttestation, *, may_replace: bool = False
+    ) -> bool:
         """Count an attestation; return whether it is new. Raises PeerFault, BadSignature."""
         if signed.attestation.execution_id != state.request.execution_id:
             raise PeerFault(f"an attestation is not about {state.request.execution_id}")
         if state.attestations.knows(signed):
             return False
         check_attestation(signed, self._context.view)
-        state.attestations.add(signed)
+        state.attestations.add(signed, may_replace=may_replace)
         return True
 
     def _process_proposal(
@@ -328,6 +330,10 @@ class SettlementAgreement:
         """Take the evidence that we lack; sign if the same settlement follows from ours."""
         if state.certificate is None:
             return [Gossip(sender, PlanRequest(execution_id=proposal.execution_id))]
+        if now < state.heard_until.get(sender, 0.0):
+            return []  # all drawn tasks are looked at for each
+        period_s = tuning.SETTLEMENT_STAGE_S * len(self._context.accounts())  # of honest members
+        state.heard_until[sender] = now + period_s / 2
         state.proposals[sender] = proposal
         return self._advance(state, now)
 
@@ -347,11 +353,14 @@ class SettlementAgreement:
 
     def _add_evidence(self, state: SettlementState, proposal: SettlementProposal) -> None:
         """Add what a proposal rests on; raise PeerFault, BadSignature for what is false."""
-        known = {answer.token for answer in state.list_answers()}
-        for attestation in proposal.attestations:
-            self._take_attestation(state, attestation)
         if state.verification is None:
             return  # our view of the chain is behind; tried again at the next step
+        known = {answer.token for answer in state.list_answers()}
+        shown = Counter(signed.attestation.member for signed in proposal.attestations)
+        if max(shown.values(), default=0) > limits.MAX_CONFLICTING:
+            raise PeerFault("a settlement's proposal shows too many attestations of one member")
+        for signed in proposal.attestations:
+            self._take_attestation(state, signed, may_replace=True)
         for completion in proposal.completions:
             if completion.node not in state.verification.completions:
                 _take_completion(state, state.verification, completion)

@@ -135,6 +135,9 @@ class SettlementState:
     collected: CollectedCommitments = field(default_factory=CollectedCommitments)
     early: EarlyEvidence = field(default_factory=EarlyEvidence)
     proposals: dict[str, SettlementProposal] = field(default_factory=dict)  # not signed yet
+    heard_until: dict[str, float] = field(
+        default_factory=dict
+    )  # no other proposal before, by sender
     rounds: int = 0  # of our own proposals; never reused, whatever is reverted
 
     # ---- what the phase holds ---------------------------------------------------------------

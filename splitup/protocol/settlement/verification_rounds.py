@@ -9,10 +9,12 @@ mismatch, what each of them got when it recomputed the task itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from splitup.core import limits, tuning
+from splitup.messages.base import Message
 from splitup.messages.completions import TaskCommitment
 from splitup.messages.snapshots import UNRULED
 from splitup.messages.verification import (
@@ -45,6 +47,8 @@ from splitup.protocol.settlement.proof_of_sampling import (
 from splitup.protocol.settlement.settlement_state import SettlementState
 from splitup.protocol.settlement.task_checks import TaskCheck
 from splitup.protocol.settlement.verification_state import Verification
+
+S = TypeVar("S", bound=Message)
 
 
 class VerificationRounds:
@@ -151,18 +155,22 @@ class VerificationRounds:
                 for validator in check.asked_at
                 if check.is_overdue(attestations, validator)
             ]
+        held = (
+            Held(task=task, validator=validator, root=root)
+            for task, check in checks
+            for validator, root in check.get_attested()
+        )
+        rulings = (ruling for _, ruling in sorted(verification.rulings.items()))
+        said = verification.attested.attestation if verification.attested else None
         return Attestation(
             execution_id=execution_id,
             member=self._context.account,
             steps=verification.draw.steps,
             due=covered or due_at is not None,
-            held=tuple(
-                Held(task=task, validator=validator, root=root)
-                for task, check in checks
-                for validator, root in check.get_attested()
-            ),
-            silent=tuple(silent),
-            rulings=tuple(ruling for _, ruling in sorted(verification.rulings.items())),
+            # nothing is taken back: what others counted of us our next words prove as well
+            held=_unite(said.held if said else (), held),
+            silent=_unite(said.silent if said else (), silent),
+            rulings=_unite([r for r in said.rulings if not r.slow] if said else (), rulings),
         )
 
     # ---- verdicts ---------------------------------------------------------------------------
@@ -333,6 +341,10 @@ class VerificationRounds:
             return False
         patience_s = _compute_patience_s(verification, check)
         return now - max(check.disputed_at, self._ruled_at) >= patience_s
+
+
+def _unite(said: Iterable[S], more: Iterable[S]) -> tuple[S, ...]:
+    return tuple(dict.fromkeys((*said, *more)))[-limits.MAX_STATEMENTS :]
 
 
 def _count_rulings(verification: Verification) -> int:

@@ -6,13 +6,16 @@ import asyncio
 from typing import Any
 
 import pytest
+from splitup_oracle.member import gossip
 from splitup_oracle.member.background import BackgroundTasks
 from splitup_oracle.member.gossip import CHUNKED_MESSAGE_KIND, GossipTransport
 
 from splitup.core import limits, tuning
+from splitup.core.codec import encode_canonical
 from splitup.net.chunked_messages import ChunkedMessage
 from splitup.protocol.committee.commands import Gossip
 from splitup.protocol.committee.events import Event, GossipReceived
+from splitup.protocol.committee.peer_messages import GossipMessage, encode_gossip
 from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from tests.builders import HANG_S
 from tests.protocol.committee.test_settlement_proposals import make_proposal
@@ -72,5 +75,46 @@ async def test_s42_large_settlements_arrive_in_chunks_each_time_they_are_propose
         sender.send(Gossip(None, make_proposal(1, 1)), [theirs.account])
         small = await wire.posted.get()
         assert small["kind"] == "settlement-proposal", "at once"
+    finally:
+        await background.close()
+
+
+async def test_s49_who_sends_large_messages_one_after_the_other_waits_and_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each may take seconds and half a gigabyte to read: one is read at a time, then others'."""
+    monkeypatch.setattr(tuning, "LARGE_MESSAGE_REST", 1e9)
+    _, view = make_committee()
+    flooder, other = view.members[:2]
+    wire, background = Wire(), BackgroundTasks()
+    heard: asyncio.Queue[Event] = asyncio.Queue()
+    receiver = GossipTransport(wire, background, heard.put_nowait, heard.put_nowait)  # type: ignore[arg-type]
+    wire.sender = receiver
+    receiver.set_peers([flooder, other])
+    reading, most, read = 0, 0, gossip._read
+
+    def watch(announced: ChunkedMessage, packed: bytes) -> tuple[GossipMessage, int]:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        try:
+            return read(announced, packed)
+        finally:
+            reading -= 1
+
+    monkeypatch.setattr(gossip, "_read", watch)
+    proposals = [make_proposal(tasks) for tasks in (8, 9, 10)]
+    announced = [
+        receiver.chunked_messages.offer(encode_canonical(encode_gossip(one, 1)))
+        for one in proposals
+    ]
+    try:
+        for account, message in ((flooder, 0), (flooder, 1), (other, 2)):
+            receiver.receive_chunked_message(account.account, announced[message])
+        async with asyncio.timeout(HANG_S):
+            events = [await heard.get() for _ in range(2)]
+        assert GossipReceived(flooder.account, proposals[0], 1) in events
+        assert GossipReceived(other.account, proposals[2], 1) in events
+        assert heard.empty() and most == 1
     finally:
         await background.close()

@@ -16,10 +16,11 @@ from splitup.crypto.keys import Identity
 from splitup.messages.base import Message
 from splitup.messages.completions import SignedEnd, SignedTakeover
 from splitup.messages.plans import SignedRequest
-from splitup.messages.verification import SignedAttestation
+from splitup.messages.verification import SignedAttestation, ValidatorCommitment
 from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.committee.equivocation import compute_vote_hash
-from splitup.protocol.committee.peer_messages import PlanVote
+from splitup.protocol.committee.peer_messages import Attested, PlanVote, SettlementSignature
+from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.execution.takeovers import sign_takeover
 from splitup.protocol.planning.signed_requests import sign_request
@@ -116,6 +117,9 @@ class Adversary:
         self.habits: list[Habit] = []
         # an executor that fills its stake by executions of its own, once it has work
         self.fills_stake = self.party == "executor" and random.Random(seed ^ 0x57A).random() < 0.2
+        # a member that tells one other what it hides from all, about what its validator pledged
+        self.divides = self.party == "member" and random.Random(seed ^ 0xD1F).random() < 0.3
+        self.told = self.misled = ""  # members
 
     def choose_habits(self, *, is_signed: bool, is_abroad: bool) -> None:
         """Draw what the party does; a client makes either kind of request.
@@ -156,20 +160,41 @@ class Adversary:
         message: Message,
         via: str = "",
         again: Callable[[float], Message] | None = None,
+        to: str = "",
     ) -> Copies:
-        """Return what is sent instead of a message, and when.
+        """Return what is sent instead of a message to a member, ``to``, or a node, and when.
 
         ``again`` makes the message as its sender would some seconds later, with other times in it.
         """
         self.pool.note(message)
         if not self.owns(sender, via):
             return [(0.0, message)]
+        if self.divides:
+            if isinstance(message, SettlementProposal | SettlementSignature):
+                return []  # all others have to agree
+            message = self._divide(message, to)
         copies: Copies = [(0.0, message)]
         is_sealed = sender not in self.accounts and type(message).__name__ in SEALED
         for habit in self.habits:
             if habit.kind == _get_kind(message) and self.random.random() < habit.share:
                 copies = [c for copy in copies for c in self._apply(habit, copy, is_sealed, again)]
         return copies
+
+    def _divide(self, message: Message, to: str) -> Message:
+        """Let one member alone hear that a pledge is held, which the validator withholds from one.
+
+        All get the rest, which is never in one attestation with that.
+        """
+        if isinstance(message, ValidatorCommitment) and to == self.misled:
+            return message.model_copy(update={"root": "0x" + "ab" * 32})
+        if not isinstance(message, Attested):
+            return message
+        attestation, update = message.attestation.attestation, {"held": ()}
+        if to == self.told and self.random.random() < 0.5:
+            update = {"silent": (), "rulings": (), "due": False}
+        self.notes.append(f"tells {to} {' and '.join(update)} no more")
+        changed = attestation.model_copy(update=update)
+        return Attested(attestation=sign_attestation(self.identities[changed.member], changed))
 
     def _apply(
         self,

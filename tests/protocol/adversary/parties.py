@@ -163,6 +163,8 @@ class Parties:
         if adversary.party == "validator" and not adversary.accounts:
             others = sorted(BY_ADDRESS.keys() - set(executors))
             adversary.accounts.update(others[: adversary.random.choice((1, 2))])
+        if adversary.divides and len(adversary.accounts) == 1:
+            adversary.accounts.update(sorted(BY_ADDRESS.keys() - set(executors)))
 
     def _deliver(self, run: Run, task: int, sent: Tensors, tries: int) -> bool:
         """Have a task's executor compute all steps; replace producers that do not deliver."""

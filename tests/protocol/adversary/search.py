@@ -79,6 +79,7 @@ def _give_keys(world: World) -> None:
         adversary.accounts = {identity.address}
         adversary.identities = {identity.address: identity}
         adversary.context = world.members[identity.address].context
+        adversary.told, adversary.misled = sorted(world.members.keys() - adversary.accounts)[:2]
 
 
 def search(seed: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 
 from splitup.messages.completions import End, SignedEnd
+from splitup.messages.verification import SignedAttestation
 from splitup.protocol.committee import equivocation
 from splitup.protocol.planning import plan_agreement
 from splitup.protocol.settlement import (
@@ -126,6 +127,15 @@ def _without_a_last_call(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(market, "LAST_CALL_S", -1_000)
 
 
+def _without_all_that_was_said(patch: pytest.MonkeyPatch) -> None:
+    """A proposal carries one attestation of each member."""
+
+    def get_latest(self: Attestations) -> list[SignedAttestation]:
+        return [kept[-1].signed for _, kept in sorted(self._kept.items())]
+
+    patch.setattr(Attestations, "get_all", get_latest)
+
+
 def find_first(party: str, seeds: range) -> str:
     """Return the first find among the worlds in which this party deviates."""
     return next((f for s in seeds if Adversary(s).party == party and (f := search(s))), "")
@@ -148,10 +158,11 @@ def find_first(party: str, seeds: range) -> str:
         (_without_a_majority, "executor", 100, "somebody did not commit in time"),
         (_without_comparisons, "executor", 0, "a drawn lie is paid"),
         (_without_a_last_call, "executor", 0, "honest work is unpaid"),
+        (_without_all_that_was_said, "member", 20, "it was not settled"),
     ],
     ids=[
         *("price", "steps", "bonds", "outputs", "order", "inputs", "edges", "answers"),
-        *("replaced", "acknowledged", "ordered", "majority", "numbers", "stakes"),
+        *("replaced", "acknowledged", "ordered", "majority", "numbers", "stakes", "said"),
     ],
 )
 def test_a_missing_protection_is_found(

@@ -233,9 +233,10 @@ class World:
         deliver: Callable[[Message], None],
         via: str = "",
         again: Callable[[float], Message] | None = None,
+        to: str = "",
     ) -> None:
         """Carry a message, or what the adversary makes of it, to its receiver."""
-        for delay_s, copy in self.adversary.send(sender, message, via, again):
+        for delay_s, copy in self.adversary.send(sender, message, via, again, to):
             self.after(delay_s + self.random.uniform(0.001, 0.005), partial(deliver, copy))
 
     def via_relay(self, node: str) -> str:
@@ -246,7 +247,13 @@ class World:
     ) -> None:
         """Post a node's message to every member; one that is not ready is asked again."""
         for account in self.members:
-            self.send(sender, message, lambda m, a=account: self._post(a, make_event(m), 12))
+            post = partial(self._post_made, account, make_event)
+            self.send(sender, message, post, to=account)
+
+    def _post_made(
+        self, account: str, make_event: Callable[[Message], ev.Event], message: Message
+    ) -> None:
+        self._post(account, make_event(message), 12)
 
     def _post(self, account: str, event: ev.Event, tries: int) -> None:
         try:
@@ -298,7 +305,7 @@ class World:
             case cmd.Gossip(to=to, message=message):
                 self._note_votes(account, message)
                 for other in [to] if to else [a for a in self.members if a != account]:
-                    self.send(account, message, partial(self._gossip, account, other))
+                    self.send(account, message, partial(self._gossip, account, other), to=other)
             case cmd.PushPlan():
                 for entry in command.nodes:
                     deliver = partial(self.pushed, entry.node)

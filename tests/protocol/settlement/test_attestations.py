@@ -55,14 +55,13 @@ def test_three_of_four_make_it_so_whatever_the_fourth_says() -> None:
         assert not attestations.is_silent(VALIDATOR, None)
         signed = attest(place, due=True, root=ROOTS[0], silent=(silence,), rulings=(make_ruling(),))
         assert attestations.add(signed) and not attestations.add(signed)
-        assert attestations.add(
-            attest(3, root=ROOTS[1 + place % 2], rulings=(make_ruling(0, "9" * 64),))
-        )
+        other = attest(3, root=ROOTS[1 + place % 2], rulings=(make_ruling(0, "9" * 64),))
+        assert attestations.add(other) == (place < 2)
     assert attestations.is_due()
     assert attestations.find_fixed(0, VALIDATOR) == ROOTS[0]
     assert attestations.find_ruling(0) == make_ruling()
     assert attestations.is_silent(VALIDATOR, None) and not attestations.is_silent(VALIDATOR, 0)
-    assert len(attestations.get_all()) == 4
+    assert len(attestations.get_all()) == 5
 
 
 def test_s14_members_that_could_not_compare_do_not_stop_a_ruling() -> None:
@@ -118,12 +117,66 @@ def test_members_that_try_again_are_waited_for_while_they_may_complete_a_quorum(
     assert attestations.find_ruling(0) == make_ruling() and not attestations.is_delayed(0)
 
 
-def test_what_one_member_can_make_us_keep_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_STATEMENTS", 10)
+def test_what_one_member_can_make_us_keep_is_bounded() -> None:
     attestations = Attestations(VIEW.quorum)
     for number in range(100):
         attestations.add(attest(0, root=f"0x{number:064x}"))
-    assert len(attestations._statements) == 30
+    assert len(attestations._statements) == limits.MAX_CONFLICTING
+    assert len(attestations.get_all()) == limits.MAX_CONFLICTING
+
+
+def test_s48_what_a_quorum_rests_on_is_kept_and_shown_however_much_its_member_says() -> None:
+    """Its word completes two quorums in attestations of which neither contains the other."""
+    first = Attestations(VIEW.quorum)
+    for place in range(2):
+        first.add(attest(place, root=ROOTS[0], rulings=(make_ruling(),)))
+    first.add(attest(2, root=ROOTS[0]))
+    first.add(attest(2, rulings=(make_ruling(),)))
+    for number in range(100):
+        first.add(attest(2, root=f"0x{number:064x}", rulings=(make_ruling(1),)))
+    second = Attestations(VIEW.quorum)
+    for signed in first.get_all():
+        second.add(signed)
+    for one in (first, second):
+        assert one.find_fixed(0, VALIDATOR) == ROOTS[0] and one.find_ruling(0) == make_ruling()
+        assert len(one.get_all()) == 2 + limits.MAX_CONFLICTING
+
+
+def test_s48_what_others_show_counts_however_much_its_member_said_before() -> None:
+    attestations = Attestations(VIEW.quorum)
+    for number in range(100):
+        attestations.add(attest(2, root=f"0x{number:064x}"))
+    for place in range(2):
+        attestations.add(attest(place, root=ROOTS[0]))
+    assert not attestations.add(attest(2, root=ROOTS[0]))
+    assert attestations.add(attest(2, root=ROOTS[0]), may_replace=True)
+    assert attestations.find_fixed(0, VALIDATOR) == ROOTS[0]
+    assert len(attestations.get_all()) == 2 + limits.MAX_CONFLICTING
+
+
+def test_s48_what_finds_no_place_in_a_proposal_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MAX_CONFLICTING", 1)
+    attestations = Attestations(VIEW.quorum)
+    for place in range(2):
+        attestations.add(attest(place, root=ROOTS[0], rulings=(make_ruling(),)))
+    assert attestations.add(attest(2, root=ROOTS[0]))
+    assert not attestations.add(attest(2, rulings=(make_ruling(),)), may_replace=True)
+    assert attestations.find_fixed(0, VALIDATOR) == ROOTS[0]
+    assert attestations.find_ruling(0) is None and len(attestations.get_all()) == 3
+
+
+def test_s49_an_attestation_that_would_fill_all_proposals_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signed = attest(0, rulings=tuple(make_ruling(task) for task in range(20)))
+    size_bytes = len(signed.attestation.canonical_bytes())
+    monkeypatch.setattr(limits, "MAX_ATTESTATION_BYTES", size_bytes)
+    check_attestation(signed, VIEW)
+    monkeypatch.setattr(limits, "MAX_ATTESTATION_BYTES", size_bytes - 1)
+    with pytest.raises(PeerFault, match="bytes"):
+        check_attestation(signed, VIEW)
 
 
 def test_a15_only_the_member_itself_and_only_these_words() -> None:
