@@ -26,6 +26,7 @@ from splitup_deploy.frontends.weight_sources import (
 )
 
 FURTHER: Final = "of blocks that only predict tokens further ahead"
+UNUSED_INDEXER: Final = "an indexer would choose all positions"
 BORROWED: Final = "the layers attend to another one's keys"
 FLOAT_DTYPES: Final = ("float32", "float16", "bfloat16")
 
