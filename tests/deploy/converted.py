@@ -119,7 +119,9 @@ def _split(
         both = array.reshape(c["num_attention_heads"], -1, c["kv_lora_rank"])
         key, value = np.split(both, [c["qk_nope_head_dim"]], 1)
         yield from (("attn_k_b.weight", key.transpose(0, 2, 1)), ("attn_v_b.weight", value))
-    elif stem == "mlp.experts" and "gate_proj" not in rest:  # gate and up in turn, and matrices the other way round
+    elif (
+        stem == "mlp.experts" and "gate_proj" not in rest
+    ):  # gate and up in turn, and matrices the other way round
         kind = "bias" if rest.endswith("_bias") else "weight"
         values = array if kind == "bias" else array.swapaxes(1, 2)
         if "gate_up" in rest:

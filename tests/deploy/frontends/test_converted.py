@@ -267,9 +267,7 @@ _LONG_ROPE = {
 
 
 @pytest.mark.parametrize("scaling", [None, _LONG_ROPE])
-def test_phi_moe_has_what_files_do_not_say(
-    scaling: dict[str, Any] | None, tmp_path: Path
-) -> None:
+def test_phi_moe_has_what_files_do_not_say(scaling: dict[str, Any] | None, tmp_path: Path) -> None:
     """How the router compares, and by what Phi-3.5-MoE's LongRoPE multiplies."""
     original = None if scaling is None else 16
     case = change_case(
@@ -281,9 +279,7 @@ def test_phi_moe_has_what_files_do_not_say(
     check_like_directory(tmp_path, "phimoe", case)
 
 
-def test_projections_of_qwen_3_next_may_be_grouped(
-    golden: dict[str, Any], tmp_path: Path
-) -> None:
+def test_projections_of_qwen_3_next_may_be_grouped(golden: dict[str, Any], tmp_path: Path) -> None:
     """As its first converter wrote them."""
     save_hybrid(tmp_path / "m.gguf", CASES["qwen3-next"], grouped=True)
     given = feed(load_graph(str(tmp_path / "m.gguf"), SIZES), TOKENS)
