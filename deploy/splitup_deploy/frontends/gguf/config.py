@@ -100,7 +100,7 @@ def list_gguf_names() -> dict[str, tuple[str, ...]]:
         *(("deepseek2", DEEPSEEK_V2), ("llama", MIXTRAL), ("olmo2", OLMO3)),
         *(("granitemoe", GRANITE_SHARED), ("mistral3", MISTRAL3)),
     )
-    names = {"Glm4MoeLiteForCausalLM": ("deepseek2",)}  # whose files say no more than DeepSeek's
+    names: dict[str, tuple[str, ...]] = {"Glm4MoeLiteForCausalLM": ("deepseek2",)}
     for name, family in (*FAMILIES.items(), *special):
         names[family.architecture] = (*names.get(family.architecture, ()), name)
     return names
