@@ -346,7 +346,7 @@ def _parse_header(name: str, header: bytes, start: int, size: int) -> dict[str, 
     tensors = {key: _parse_tensor(name, key, row, start) for key, row in table.items()}
     position = start
     for key, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
-        _check_file(name, tensor.start == position, f"has a gap or overlap before '{key}'")
+        _check_file(name, tensor.start == position, f"has a gap or overlap before {key!r:.120}")
         position = tensor.end
     _check_file(name, position == size, f"has {size} bytes; its header describes {position}")
     return tensors
@@ -354,32 +354,32 @@ def _parse_header(name: str, header: bytes, start: int, size: int) -> dict[str, 
 
 def _parse_tensor(name: str, key: str, row: Any, start: int) -> SafeTensor:
     keys = {"dtype", "shape", "data_offsets"}
-    _check_file(name, isinstance(row, dict) and set(row) == keys, f"describes '{key}' wrongly")
+    _check_file(name, isinstance(row, dict) and set(row) == keys, f"describes {key!r:.120} wrongly")
     dtype, shape, offsets = row["dtype"], row["shape"], row["data_offsets"]
     _check_file(
         name,
         isinstance(dtype, str) and dtype in SAFETENSORS_DTYPES,
-        f"has a tensor '{key}' of dtype {dtype!r:.40}, which is not supported",
+        f"has a tensor {key!r:.120} of dtype {dtype!r:.40}, which is not supported",
     )
     _check_file(
         name,
         isinstance(shape, list)
         and len(shape) <= limits.MAX_RANK
         and all(type(n) is int and 0 <= n <= limits.MAX_DIMENSION for n in shape),
-        f"has a tensor '{key}' of impossible shape",
+        f"has a tensor {key!r:.120} of impossible shape",
     )
     _check_file(
         name,
         isinstance(offsets, list)
         and len(offsets) == 2
         and all(type(n) is int and n >= 0 for n in offsets),
-        f"has a tensor '{key}' with impossible offsets",
+        f"has a tensor {key!r:.120} with impossible offsets",
     )
     nbytes = math.prod(shape) * _STORED_BYTES[SAFETENSORS_DTYPES[dtype]]
     _check_file(
         name,
         offsets[1] - offsets[0] == nbytes,
-        f"has a tensor '{key}' whose offsets do not fit its shape",
+        f"has a tensor {key!r:.120} whose offsets do not fit its shape",
     )
     return SafeTensor(
         SAFETENSORS_DTYPES[dtype], tuple(shape), start + offsets[0], start + offsets[1]

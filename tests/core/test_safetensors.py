@@ -118,6 +118,13 @@ def test_a06_hostile_headers_are_refused(
         parse_safetensors(HOSTILE[name])
 
 
+def test_names_are_escaped_and_cut_in_messages() -> None:
+    row = tensor(0, 8, [4])
+    for name, shown in (("a\n\x1b[31m", r"'a\\n\\x1b\[31m'"), ("a" * 10_000, "'a{119} whose")):
+        with pytest.raises(InvalidModel, match=shown):
+            parse_safetensors(make({name: row}))
+
+
 GOOD = make({"a": tensor(0, 4, [2, 2]), "b": tensor(4, 8, [4])})
 
 

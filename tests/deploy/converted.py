@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.deploy import checkpoints, variations
+from tests.deploy import checkpoints, hybridggufs, variations
 from tests.deploy.checkpoints import Case
 from tests.deploy.ggufs import (
     _GEMMA_NAMES,
@@ -44,14 +44,24 @@ FAMILIES = {
     "nemotron-3": "nemotron_h_moe",
     "olmo3": "olmo2",
     "minimax-m2": "minimax-m2",
+    "ministral3": "mistral3",
+    "mistral4": "mistral4",
+    "deepseek-v3.2": "deepseek32",
+    "glm-5": "glm-dsa",
+    "phimoe": "phimoe",
+    "qwen3-next": "qwen3next",
 }
 CASES = {name: (checkpoints.CASES | variations.CASES)[name] for name in FAMILIES}
-_INTERLEAVED = ("smollm3", "granite", "granitemoe", "granitehybrid")
+_INTERLEAVED = ("mistral3", "smollm3", "granite", "granitemoe", "granitehybrid")
 _NAMES = {
     **MIXTURE_NAMES,
     **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
     "block_sparse_moe.router.layer": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
+    "self_attn.indexer.wq_b": "indexer.attn_q_b",
+    "self_attn.indexer.wk": "indexer.attn_k",
+    "self_attn.indexer.k_norm": "indexer.k_norm",
+    "self_attn.indexer.weights_proj": "indexer.proj",
     "mlp.experts.down_proj": "ffn_down_exps",
     "block_sparse_moe.output_linear": "ffn_down_exps",
     "shared_mlp.output_linear": "ffn_down_shexp",
@@ -88,19 +98,30 @@ _WHOLE = {
     "layer_scalar": "layer_output_scale.weight",
     "self_attn.sinks": "attn_sinks.weight",
     "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
 }
-_EACH = re.compile(r"(block_sparse_moe\.experts)\.[0-9]+(\.w[123])\.weight")
+_EACH = re.compile(r"((?:block_sparse_moe|mlp)\.experts)\.[0-9]+(\.\w+)\.weight")
 _HALVES = {"block_sparse_moe.input_linear": "exps", "shared_mlp.input_linear": "shexp"}
 
 
-def _split(family: str, rest: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _split(
+    c: Mapping[str, Any], family: str, rest: str, array: np.ndarray
+) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the tensors of a block's weight: their names in the block, and values."""
+    if family == "mistral4" and rest.startswith("mlp.experts."):
+        rest = rest.removeprefix("mlp.")
     stem, _, kind = rest.rpartition(".")
     if stem in _HALVES:  # gate over up
         for part, half in zip(("gate", "up"), np.split(array, 2, axis=-2), strict=True):
             suffix = "" if family == "granite" else f"_{_HALVES[stem]}"
             yield f"ffn_{part}{suffix}.weight", half
-    elif stem == "mlp.experts":  # gate and up in turn, and matrices the other way round
+    elif stem == "self_attn.kv_b_proj":
+        both = array.reshape(c["num_attention_heads"], -1, c["kv_lora_rank"])
+        key, value = np.split(both, [c["qk_nope_head_dim"]], 1)
+        yield from (("attn_k_b.weight", key.transpose(0, 2, 1)), ("attn_v_b.weight", value))
+    elif (
+        stem == "mlp.experts" and "gate_proj" not in rest
+    ):  # gate and up in turn, and matrices the other way round
         kind = "bias" if rest.endswith("_bias") else "weight"
         values = array if kind == "bias" else array.swapaxes(1, 2)
         if "gate_up" in rest:
@@ -142,6 +163,9 @@ def save_converted(
     if family.startswith("nemotron"):
         save_nemotron(path, name, case, metadata)
         return
+    if family == "qwen3next":
+        hybridggufs.save_hybrid(path, case, metadata, form=form, widened=widened)
+        return
     shapes = dict(checkpoints.iter_shapes(case))
     size = c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
     tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
@@ -159,7 +183,7 @@ def save_converted(
                 rest = f"{match[1]}{match[2]}.weight"
                 before = [experts[place]] if (place := f"{layer}.{rest}") in experts else []
                 array = experts[place] = np.concatenate([*before, array[None]])
-            found = [(f"blk.{layer}.{one}", part) for one, part in _split(family, rest, array)]
+            found = [(f"blk.{layer}.{one}", part) for one, part in _split(c, family, rest, array)]
         for place, part in found:
             is_plain = part.ndim < 2 or part.shape[-1] % BLOCKS.get(form, (1, 0))[0]
             kind = "F32" if is_plain else form
@@ -173,6 +197,9 @@ def save_converted(
         pairs, turned = _count_pairs(case)
         factors = np.array([1.0] * turned + [1e30] * (pairs - turned), "<f4")
         tensors["rope_freqs.weight"] = ("F32", (pairs,), factors.tobytes())
+    for kind in ("long", "short") if "long_factor" in (c.get("rope_scaling") or {}) else ():
+        data = np.array(c["rope_scaling"][f"{kind}_factor"], "<f4").tobytes()
+        tensors[f"rope_factors_{kind}.weight"] = ("F32", (size // 2,), data)
     head: dict[str, Any] = {"general.architecture": family}
     head |= {f"{family}.{key}": value for key, value in _describe(case, family, name).items()}
     head |= make_tokens(c["vocab_size"]) | dict(metadata or {})
@@ -182,8 +209,8 @@ def save_converted(
 def _describe(case: Case, family: str, name: str) -> dict[str, Any]:
     c = case.config
     filled = Case("", "", {"num_experts_per_tok": None, **c})
-    values = describe_mixture(filled, split=False)
-    values["expert_count"] = c.get("num_local_experts")
+    values = describe_mixture(filled, split="kv_lora_rank" in c)
+    values["expert_count"] = c.get("num_local_experts", c.get("n_routed_experts"))
     if family.startswith("granite"):
         del values["attention.key_length"], values["attention.value_length"]
         values |= {
@@ -210,18 +237,32 @@ def _describe(case: Case, family: str, name: str) -> dict[str, Any]:
     if family.startswith("nemotron"):
         values = _describe_nemotron(case, values)
     if name == "olmo3":
-        scaling = c["rope_scaling"]
-        values |= {
+        values |= _describe_yarn(c["rope_scaling"]) | {
             "attention.sliding_window": c["sliding_window"],
             "attention.sliding_window_pattern": [
                 kind == "sliding_attention" for kind in c["layer_types"]
             ],
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": scaling["factor"],
-            "rope.scaling.yarn_attn_factor": scaling["attention_factor"],
-            "rope.scaling.original_context_length": scaling["original_max_position_embeddings"],
-            "rope.scaling.yarn_beta_fast": scaling["beta_fast"],
-            "rope.scaling.yarn_beta_slow": scaling["beta_slow"],
+        }
+    if family in ("mistral3", "mistral4"):
+        scaling = c["rope_parameters"]
+        values |= _describe_yarn(scaling)
+        values["rope.scaling.yarn_log_multiplier"] = scaling["mscale_all_dim"]
+        values["attention.temperature_scale"] = scaling["llama_4_scaling_beta"]
+    if family == "mistral4":  # the converter does not say how queries grow
+        values["rope.scaling.yarn_log_multiplier"] *= 0.1
+        values |= {"attention.temperature_scale": None, "expert_gating_func": None}
+    if "index_topk" in c:
+        values |= {
+            "attention.indexer.head_count": c["index_n_heads"],
+            "attention.indexer.key_length": c["index_head_dim"],
+            "attention.indexer.top_k": c["index_topk"],
+        }
+    if family == "phimoe":
+        values |= {
+            "attention.sliding_window": c.get("sliding_window") or 0,
+            "rope.scaling.original_context_length": c.get(
+                "original_max_position_embeddings", c["max_position_embeddings"]
+            ),
         }
     if family == "minimax-m2":
         values |= {
@@ -244,17 +285,22 @@ def _describe(case: Case, family: str, name: str) -> dict[str, Any]:
             "rope.scaling.type": "none",
         }
     if family == "gpt-oss":
-        scaling = c["rope_scaling"]
-        values |= {
+        values |= _describe_yarn(c["rope_scaling"]) | {
             "attention.sliding_window": c["sliding_window"],
             "expert_feed_forward_length": c["intermediate_size"],
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": scaling["factor"],
-            "rope.scaling.original_context_length": scaling["original_max_position_embeddings"],
-            "rope.scaling.yarn_beta_fast": scaling["beta_fast"],
-            "rope.scaling.yarn_beta_slow": scaling["beta_slow"],
         }
     return values
+
+
+def _describe_yarn(scaling: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": scaling["factor"],
+        "rope.scaling.yarn_attn_factor": scaling.get("attention_factor"),
+        "rope.scaling.original_context_length": scaling["original_max_position_embeddings"],
+        "rope.scaling.yarn_beta_fast": scaling["beta_fast"],
+        "rope.scaling.yarn_beta_slow": scaling["beta_slow"],
+    }
 
 
 def _get_global(c: Mapping[str, Any]) -> tuple[int, int]:

@@ -4,7 +4,8 @@
     PYTHONPATH=/tmp/peer python -m tests.deploy.converted_in_llama_cpp
 
 Prints the largest difference of a logit from ours, as a share of the largest. llama.cpp keeps keys
-and values in 16 bits and looks up GELU in a table of 16 bits, so it is not zero.
+and values in 16 bits and looks up GELU in a table of 16 bits, so it is not zero. Of Phi-MoE it is
+large: llama.cpp has a softmax for its router, and root mean squares for its layer norms.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tests.deploy.frontends.test_converted import (
     change_case,
     make_gemma_4_e,
     make_llama_4,
+    make_mistral_4,
 )
 from tests.deploy.reference_program import load_graph
 from tests.deploy.steps import feed
@@ -95,6 +97,29 @@ def _make_nemotron_3() -> Case:
     )
 
 
+def _widen_indexer(name: str) -> Case:
+    """Return the case with an indexer of the width that llama.cpp turns at once."""
+    case, width = CASES[name], 64
+    c, shapes = case.config, dict(iter_shapes(case))
+    for weight, (rows, *rest) in shapes.items():
+        if "indexer" in weight and "weights_proj" not in weight:
+            shapes[weight] = (rows // c["index_head_dim"] * width, *rest)
+    return _change(case, shapes, index_head_dim=width)
+
+
+def _make_qwen_3_next() -> Case:
+    """Return the case with values as wide as keys."""
+    case = CASES["qwen3-next"]
+    sizes = {"conv1d": (64, 1, 4), "in_proj_qkvz": (96, 32), "norm": (8,), "out_proj": (32, 32)}
+    shapes = {
+        name: sizes[name.split(".")[-2]]
+        if ".linear_attn." in name and name.split(".")[-2] in sizes
+        else shape
+        for name, shape in iter_shapes(case)
+    }
+    return _change(case, shapes, linear_value_head_dim=8)
+
+
 _CHANGED: Final[dict[str, Callable[[], Case]]] = {
     "gemma4-e": _make_gemma_4_e,
     "granite-4-dense": lambda: change_case("granite-4-dense", intermediate_size=20),
@@ -103,6 +128,10 @@ _CHANGED: Final[dict[str, Callable[[], Case]]] = {
     "nemotron-h": _make_nemotron_h,
     "nemotron-3": _make_nemotron_3,
     "olmo3": _make_olmo_3,
+    "mistral4": lambda: make_mistral_4(0.0),
+    "deepseek-v3.2": lambda: _widen_indexer("deepseek-v3.2"),
+    "glm-5": lambda: _widen_indexer("glm-5"),
+    "qwen3-next": _make_qwen_3_next,
 }
 
 

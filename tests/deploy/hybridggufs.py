@@ -13,6 +13,7 @@ from tests.deploy.checkpoints import Case, iter_shapes, make_weights
 from tests.deploy.ggufs import BLOCKS, MIXTURE_NAMES, make_tokens, quantise, write_gguf
 
 FAMILIES = {"qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "kimi_linear": "kimi-linear"}
+FAMILIES |= {"qwen3_next": "qwen3next"}
 NAMES = {
     **MIXTURE_NAMES,
     "post_attention_layernorm": "post_attention_norm",
@@ -20,6 +21,8 @@ NAMES = {
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_a": "ssm_alpha",
     "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_qkvz": "ssm_in",
+    "linear_attn.in_proj_ba": "ssm_ba",
     "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
@@ -48,16 +51,17 @@ def save_hybrid(
     *,
     form: str = "F32",
     widened: bool = False,
+    grouped: bool = False,
 ) -> None:
     """Write a case, matrices in ``form`` or, ``widened``, as the float32 that this stands for.
 
-    A metadata key of None is left out.
+    A metadata key of None is left out. ``grouped``: as Qwen3-Next's first converter did.
     """
     shapes, family = dict(iter_shapes(case)), FAMILIES[case.model_type]
     tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
     for name, raw in make_weights(case).items():
         array = np.frombuffer(raw, "<f4").reshape(shapes[name])
-        for found, values in convert(case, name, array).items():
+        for found, values in convert(case, name, array, grouped).items():
             block = BLOCKS.get(form, (1, 0))[0]
             is_plain = values.ndim < 2 or "conv1d" in found or values.shape[-1] % block
             kind = "F32" if is_plain else form
@@ -75,7 +79,9 @@ def save_hybrid(
     write_gguf(path, {k: v for k, v in head.items() if v is not None}, tensors)
 
 
-def convert(case: Case, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+def convert(
+    case: Case, name: str, array: np.ndarray, grouped: bool = False
+) -> dict[str, np.ndarray]:
     """Return what a weight becomes in the file."""
     c, is_kimi = case.config, case.model_type == "kimi_linear"
     stem, _, kind = name.rpartition(".")
@@ -94,6 +100,16 @@ def convert(case: Case, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
             prefix + "attn_k_b.weight": key.transpose(0, 2, 1),
             prefix + "attn_v_b.weight": value,
         }
+    if rest == "linear_attn.in_proj_qkvz" and not grouped:
+        heads, size = c["linear_num_key_heads"], c["linear_key_head_dim"]
+        rows = array.reshape(heads, -1, array.shape[-1])
+        wide = (rows.shape[1] - 2 * size) // 2
+        parts = np.split(rows, [size, 2 * size, 2 * size + wide], axis=1)
+        *qkv, gate = (part.reshape(-1, array.shape[-1]) for part in parts)
+        return {
+            prefix + "attn_qkv.weight": np.concatenate(qkv),
+            prefix + "attn_gate.weight": gate,
+        }
     if not is_kimi:
         array = tile(case, rest.removeprefix("linear_attn."), array)
         if "norm" in name and "linear_attn" not in name:
@@ -110,7 +126,7 @@ def convert(case: Case, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
 def tile(case: Case, name: str, array: np.ndarray) -> np.ndarray:
     """Return a weight of Qwen3.5's recurrent layers with a key head's value heads spread out."""
     c = case.config
-    if "linear_num_key_heads" not in c:
+    if "linear_num_key_heads" not in c or case.model_type == "qwen3_next":
         return array
     heads, size = c["linear_num_key_heads"], c["linear_value_head_dim"]
 
@@ -139,7 +155,7 @@ def describe(case: Case) -> dict[str, Any]:
         "feed_forward_length": c.get("intermediate_size"),
         "attention.head_count": c["num_attention_heads"],
         "attention.layer_norm_rms_epsilon": c["rms_norm_eps"],
-        "rope.freq_base": float(parameters.get("rope_theta", 10_000.0)),
+        "rope.freq_base": float(parameters.get("rope_theta", c.get("rope_theta", 10_000.0))),
         "expert_count": c.get("num_experts"),
         "expert_used_count": c.get("num_experts_per_tok", c.get("num_experts_per_token")),
         "expert_feed_forward_length": c.get("moe_intermediate_size"),
@@ -163,17 +179,23 @@ def describe(case: Case) -> dict[str, Any]:
             "expert_gating_func": 2,
         }
     heads, size = c["linear_num_value_heads"], c["head_dim"]
+    partial = parameters.get("partial_rotary_factor", c.get("partial_rotary_factor"))
+    kinds = c.get("layer_types")
     return values | {
         "attention.head_count_kv": c["num_key_value_heads"],
         "attention.key_length": size,
         "attention.value_length": size,
-        "rope.dimension_count": int(size * parameters["partial_rotary_factor"]),
-        "rope.dimension_sections": [*parameters["mrope_section"], 0],
+        "rope.dimension_count": int(size * partial),
+        "rope.dimension_sections": (
+            [*parameters["mrope_section"], 0] if "mrope_section" in parameters else None
+        ),
         "ssm.conv_kernel": c["linear_conv_kernel_dim"],
         "ssm.state_size": c["linear_key_head_dim"],
         "ssm.group_count": c["linear_num_key_heads"],
         "ssm.time_step_rank": heads,
         "ssm.inner_size": heads * c["linear_value_head_dim"],
-        "full_attention_interval": 1 + c["layer_types"].index("full_attention"),
+        "full_attention_interval": (
+            1 + kinds.index("full_attention") if kinds else c["full_attention_interval"]
+        ),
         "expert_shared_feed_forward_length": c.get("shared_expert_intermediate_size"),
     }

@@ -354,4 +354,4 @@ def describe_not_finite(names: list[str]) -> tuple[str, ...]:
 def name_some(names: list[str]) -> str:
     """Return the first of some names, and how many others there are."""
     others = {1: "", 2: " and 1 other"}.get(len(names), f" and {len(names) - 1} others")
-    return f"'{names[0]:.120}'{others}"
+    return f"{names[0]!r:.120}{others}"

@@ -16,6 +16,7 @@ from splitup_deploy.frontends.source_model import Sizes
 from splitup.core.errors import InvalidModel
 from tests.deploy.checkpoints import GOLDEN, TOKENS, Case, iter_shapes, save_checkpoint
 from tests.deploy.converted import CASES, FAMILIES, save_converted
+from tests.deploy.hybridggufs import save_hybrid
 from tests.deploy.llamas import relative_error
 from tests.deploy.reference_program import load_graph
 from tests.deploy.steps import feed
@@ -23,7 +24,10 @@ from tests.deploy.steps import feed
 BOUND = 1e-5
 SIZES = Sizes(context=32, chunk=1)  # files of models without positions say a million
 # whose cases have what no file says
-UNSAID = ("smollm3", "granite-4-dense", "cohere2", "gpt-oss", "gemma4-e", "llama4")
+UNSAID = (
+    *("smollm3", "granite-4-dense", "cohere2", "gpt-oss", "gemma4-e", "llama4"),
+    *("mistral4", "phimoe"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +229,70 @@ def test_what_does_not_fit_gemma_4_is_named(
         load_model(str(tmp_path / "m.gguf"))
 
 
+def make_mistral_4(beta: float) -> Case:
+    """Return the case with one group of experts, as published."""
+    rope = {**CASES["mistral4"].config["rope_parameters"], "llama_4_scaling_beta": beta}
+    return change_case("mistral4", n_group=1, topk_group=1, rope_parameters=rope)
+
+
+def test_queries_of_mistral_4_grow_if_the_file_says_so(tmp_path: Path) -> None:
+    growth = {"temperature_scale": 0.1, "temperature_length": 8}
+    named = {f"mistral4.attention.{key}": value for key, value in growth.items()}
+    check_like_directory(tmp_path, "mistral4", make_mistral_4(0.1), **named)
+    check_like_directory(tmp_path, "mistral4", make_mistral_4(0.0))
+    notes = load_model(str(tmp_path / "m.gguf"), SIZES).traced.notes
+    assert any("queries do not grow" in note for note in notes)
+
+
+def test_a_mistral_3_whose_queries_do_not_grow_is_a_mistral(tmp_path: Path) -> None:
+    rope = {**CASES["ministral3"].config["rope_parameters"], "llama_4_scaling_beta": 0.0}
+    case = change_case("ministral3", rope_parameters=rope)
+    save_converted(tmp_path / "m.gguf", "ministral3", case)
+    for name in ("llama_4_scaling_beta", "max_position_embeddings"):
+        del rope[name]
+    fields = {**case.change, "rope_parameters": rope, "sliding_window": None}
+    plain = replace(case, architecture="MistralForCausalLM", model_type="mistral", change=fields)
+    save_checkpoint(tmp_path / "m", plain)
+    given, wanted = (feed(load_graph(str(tmp_path / n), SIZES), TOKENS) for n in ("m.gguf", "m"))
+    assert relative_error(given, wanted) <= BOUND
+
+
+_LONG_ROPE = {
+    "type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3, 1.5],
+    "long_factor": [1.0, 2.0, 3.0, 4.0],
+    "short_mscale": 1.243163121016122,
+    "long_mscale": 1.243163121016122,
+}
+
+
+@pytest.mark.parametrize("scaling", [None, _LONG_ROPE])
+def test_phi_moe_has_what_files_do_not_say(scaling: dict[str, Any] | None, tmp_path: Path) -> None:
+    """How the router compares, and by what Phi-3.5-MoE's LongRoPE multiplies."""
+    original = None if scaling is None else 16
+    case = change_case(
+        "phimoe",
+        router_jitter_noise=None,
+        rope_scaling=scaling,
+        original_max_position_embeddings=original,
+    )
+    check_like_directory(tmp_path, "phimoe", case)
+
+
+def test_projections_of_qwen_3_next_may_be_grouped(golden: dict[str, Any], tmp_path: Path) -> None:
+    """As its first converter wrote them."""
+    save_hybrid(tmp_path / "m.gguf", CASES["qwen3-next"], grouped=True)
+    given = feed(load_graph(str(tmp_path / "m.gguf"), SIZES), TOKENS)
+    assert relative_error(given, golden["qwen3-next/prefill"]) <= BOUND
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "glm-5"])
+def test_indexers_that_would_choose_all_are_left_out(name: str, tmp_path: Path) -> None:
+    save_converted(tmp_path / "m.gguf", name, CASES[name])
+    traced = load_model(str(tmp_path / "m.gguf"), Sizes(context=5, chunk=1)).traced
+    assert any("an indexer would choose all positions" in note for note in traced.notes)
+
+
 def test_granite_without_a_factor_for_scores_divides_as_usual(tmp_path: Path) -> None:
     case = change_case("granite", attention_multiplier=8**-0.5)
     check_like_directory(tmp_path, "granite", case, **{"granite.attention.scale": None})
@@ -257,6 +325,14 @@ def test_granite_4_without_recurrent_layers_is_a_granite(tmp_path: Path) -> None
         ("gpt-oss", {"expert_used_count": 7}, "7 active experts of 6"),
         ("granite-moe-shared", {"expert_shared_feed_forward_length": 19}, "the metadata want"),
         ("smollm3", {"no_rope_layer_interval": 2}, "no_rope_layer_interval"),
+        ("ministral3", {"rope.scaling.type": "none"}, "original_max_position_embeddings"),
+        ("mistral4", {"attention.temperature_length": 8}, "temperature_length = 8"),
+        ("deepseek-v3.2", {"expert_gating_func": 1}, "supported: 2, sigmoid"),
+        ("deepseek-v3.2", {"attention.indexer.types": [True]}, "types', which is unknown"),
+        ("glm-5", {"attention.indexer.types": [False]}, "indexer_types"),
+        ("glm-5", {"context_length": 2**20}, "indexer_types"),
+        ("phimoe", {"expert_used_count": 1}, "num_experts_per_tok"),
+        ("qwen3-next", {"ssm.inner_size": 50}, "4 value heads of 50 in all"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(

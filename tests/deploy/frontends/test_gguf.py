@@ -17,7 +17,7 @@ from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.decoder.quantised import dequantise
 from splitup_deploy.frontends.decoder.step_function import trace_decoder
 from splitup_deploy.frontends.gguf.config import read_config
-from splitup_deploy.frontends.gguf.header import FORMATS, read_gguf
+from splitup_deploy.frontends.gguf.header import FORMATS, MAX_ARRAY, read_gguf
 from splitup_deploy.frontends.gguf.tokenizer import make_tokenizer
 from splitup_deploy.frontends.gguf.word_splits import SPLITS
 from splitup_deploy.frontends.huggingface.checkpoint import DirectoryWeights
@@ -37,7 +37,15 @@ from tests.builders import HANG_S
 from tests.deploy import moes
 from tests.deploy.checkpoints import CASES, save_checkpoint
 from tests.deploy.execution import CutModel
-from tests.deploy.ggufs import KINDS, make_tokens, save_dense, save_gguf, write_gguf
+from tests.deploy.ggufs import (
+    ARRAY,
+    KINDS,
+    encode_text,
+    make_tokens,
+    save_dense,
+    save_gguf,
+    write_gguf,
+)
 from tests.deploy.llamas import compute_logits, relative_error, save_llama
 from tests.deploy.steps import as_inputs, feed
 from tests.deploy.strange_texts import STRANGE, digest_tokens
@@ -525,6 +533,32 @@ def test_hostile_headers_are_refused_at_once(tmp_path: Path) -> None:
         with pytest.raises(InvalidModel):
             read_gguf(path)
         assert time.monotonic() - start < HANG_S, name
+
+
+def test_all_arrays_of_a_file_are_bounded_together(tmp_path: Path) -> None:
+    path, count = tmp_path / "m.gguf", MAX_ARRAY // 2 + 1
+    array = struct.pack("<IIQ", ARRAY, 0, count) + bytes(count)
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 2)
+    path.write_bytes(head + encode_text("a") + array + encode_text("b") + array)
+    with pytest.raises(InvalidModel, match=f"more than {MAX_ARRAY} values, one of {count}"):
+        read_gguf(path)
+
+
+def test_a_text_of_an_array_that_ends_behind_the_header_is_refused(tmp_path: Path) -> None:
+    for length in (3, 2**20 + 1, 2**63):
+        head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + encode_text("a")
+        texts = encode_text("ab") + struct.pack("<Q", length) + b"ab"
+        (tmp_path / "m.gguf").write_bytes(head + struct.pack("<IIQ", ARRAY, 8, 2) + texts)
+        with pytest.raises(InvalidModel, match=r"m\.gguf' (ends within|has a text of)"):
+            read_gguf(tmp_path / "m.gguf")
+
+
+def test_the_tensor_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    data = write_gguf(path, {}, {name: ("F32", (8,), bytes(32)) for name in ("first", "last")})
+    path.write_bytes(data[:-1])
+    with pytest.raises(InvalidModel, match=r"m\.gguf' has .* ends before 'last' does"):
+        read_gguf(path)
 
 
 def test_names_are_plain_text(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_a_shard_of_tokens_further_ahead_that_is_absent_is_named(tmp_path: Path)
     load_model(str(tmp_path))
     table["model.layers.92.enorm.weight"] = "mtp.safetensors"
     index.write_text(json.dumps({"weight_map": table}))
-    with pytest.raises(InvalidModel, match=r"no mtp\.safetensors; its index names it: fetch it"):
+    with pytest.raises(InvalidModel, match=r"no 'mtp\.safetensors'; its index names it: fetch it"):
         load_model(str(tmp_path))
 
 

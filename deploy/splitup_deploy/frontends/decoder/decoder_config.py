@@ -69,8 +69,8 @@ class Recurrent:
     (``by_channel``). With v value heads for every key head, value head h uses key head h div v.
     ``exponentiated``: the file holds -exp(A_log) instead of A_log, as those of GGUF. ``converted``:
     in the order of GGUF's converter value head h uses key head h mod key_heads. ``grouped``:
-    queries, keys, values and gates are one projection, of every key head in turn; strengths and
-    decays another.
+    queries, keys, values and gates are one projection, of every key head in turn.
+    ``grouped_rates``: strengths and decays are another.
     ``selective``: a state space (Mamba-2) instead of the delta rule. ``activation`` is that of the
     convolution.
     """
@@ -85,6 +85,7 @@ class Recurrent:
     exponentiated: bool = False
     converted: bool = False
     grouped: bool = False
+    grouped_rates: bool = False
     selective: bool = False
     conv_bias: bool = False
     bias: bool = False  # of the projections, if ``selective``

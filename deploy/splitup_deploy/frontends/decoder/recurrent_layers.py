@@ -224,7 +224,7 @@ class DeltaRule:
             alpha = self._project_twice(h, "f", "decay input")
             parts = [(f"{prefix}.b_proj", heads)]
             beta = self._project(h, "b_proj", parts, "strength input")
-        elif s.grouped:
+        elif s.grouped_rates:
             parts = [(f"{prefix}.in_proj_ba", 2 * heads)]
             both = self._project(h, "in_proj_ba", parts, "strength and decay inputs")
             both = both.reshape(step.rows, s.key_heads, 2, heads // s.key_heads)

@@ -80,7 +80,9 @@ def read_qwen3_next(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Qwen3NextForCausalLM configuration: Qwen3.5's layers, with grouped projections."""
     config = _read_qwen3_5(fields, read_shape(fields, context, split=False))
     if config.recurrent is not None:
-        config = replace(config, recurrent=replace(config.recurrent, grouped=True))
+        config = replace(
+            config, recurrent=replace(config.recurrent, grouped=True, grouped_rates=True)
+        )
     fields.expect("use_sliding_window", False)
     shared = fields.get_integer("shared_expert_intermediate_size")
     router = Router(renormalised=fields.get_flag("norm_topk_prob", True))

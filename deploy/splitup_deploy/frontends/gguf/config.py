@@ -25,10 +25,14 @@ from splitup_deploy.frontends.gguf.family_table import (
     GRANITE_HYBRID_EXPERTS,
     GRANITE_SCALES,
     GRANITE_SHARED,
+    GROWTH,
+    INDEXER_TYPES,
     LARGEST_GEMMAS,
+    MISTRAL3,
     MIXTRAL,
     OLMO3,
     SHARED_FEED_FORWARD,
+    YARN_WEIGHT,
     Family,
 )
 from splitup_deploy.frontends.gguf.header import GgufFile
@@ -84,6 +88,8 @@ _SPLIT: Final = "attn_k_b.weight"
 _PATTERN: Final = "attention.sliding_window_pattern"
 _KV_RANK: Final = "attention.kv_lora_rank"
 _FAMILY: Final = "general.architecture"
+_PHI_MOE_SCALE: Final = 1.243163121016122  # of Phi-3.5-MoE's config.json; no file says it
+_FIRST_SHARED: Final = 2**20  # the context from which on GLM-5's blocks share indexers
 # Keys for which zero means that there is none.
 _ABSENT_AT_ZERO: Final = ("n_shared_experts", "n_group", "topk_group", "routed_scaling_factor")
 
@@ -92,9 +98,9 @@ def list_gguf_names() -> dict[str, tuple[str, ...]]:
     """Return for every architecture that files can have what files call it."""
     special = (
         *(("deepseek2", DEEPSEEK_V2), ("llama", MIXTRAL), ("olmo2", OLMO3)),
-        ("granitemoe", GRANITE_SHARED),
+        *(("granitemoe", GRANITE_SHARED), ("mistral3", MISTRAL3)),
     )
-    names: dict[str, tuple[str, ...]] = {}
+    names: dict[str, tuple[str, ...]] = {"Glm4MoeLiteForCausalLM": ("deepseek2",)}
     for name, family in (*FAMILIES.items(), *special):
         names[family.architecture] = (*names.get(family.architecture, ()), name)
     return names
@@ -115,6 +121,8 @@ def choose_family(file: GgufFile, name: str) -> Family:
         return DEEPSEEK_V2
     if name == "olmo2" and keys.get("attention.sliding_window", 0) != 0:
         return OLMO3
+    if name == "mistral3" and keys.get(GROWTH, 0) == 0:
+        return MISTRAL3
     if name == "granitemoe" and keys.get(SHARED_FEED_FORWARD, 0) != 0:
         return GRANITE_SHARED
     if name == "granitehybrid" and keys.get("expert_count", 0) != 0:
@@ -144,10 +152,10 @@ def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConf
     if isinstance(config, expert_layers.MoeConfig) and config.sinks and config.experts:  # gpt-oss
         config = replace(config, experts=replace(config.experts, names=PROJECTIONS))
     if config.latent is not None:
-        return complete_recurrent(_complete_latent(file, config, frequencies))
+        return complete_recurrent(file, _complete_latent(file, config, frequencies))
     block = find_attention(file)
     return replace(
-        complete_recurrent(config),
+        complete_recurrent(file, config),
         rope=replace(config.rope, frequencies=frequencies),
         qkv_bias=f"{block}attn_q.bias" in file.tensors,
         output_bias=f"{block}attn_output.bias" in file.tensors,
@@ -191,6 +199,11 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
     table["vocab_size"] = file.get_shape("token_embd.weight")[0]
     table["tie_word_embeddings"] = "output.weight" not in file.tensors
     table["rope_scaling"] = _read_scaling(file, keys)
+    if keys.get(GROWTH, 0) != 0:
+        table["rope_scaling"] = {
+            **(table["rope_scaling"] or {}),
+            "llama_4_scaling_beta": keys[GROWTH],
+        }
     if kind.architecture == "GptOssForCausalLM" and table["rope_scaling"] is not None:
         table["rope_scaling"]["truncate"] = False  # llama.cpp rounds, the original does not
     if kind.architecture == "GraniteMoeHybridForCausalLM":
@@ -198,6 +211,10 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
     if kind.architecture == "KimiLinearForCausalLM":
         table |= read_kimi(file, keys)
         keys = {**keys, "attention.head_count_kv": 1}
+    if "attention.indexer.top_k" in kind.fields:
+        _expect_sigmoid(file, keys)
+    if kind.architecture == "GlmMoeDsaForCausalLM":
+        table["indexer_types"] = _read_indexer_types(keys, table["num_hidden_layers"])
     if _KV_RANK in keys:
         return table | _read_latent(file, keys)
     if kind.architecture == "Gemma4ForCausalLM":
@@ -216,6 +233,8 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
     size = _check_heads(file, heads, table.get("head_dim"), rows // 2 if is_qwen else rows)
     if is_qwen:
         table |= read_qwen(file, keys, size)
+    if kind.architecture == "PhimoeForCausalLM":
+        table |= _read_phi_moe(file, table, size)
     if kind.architecture == "Llama4ForCausalLM":
         if keys.get("attention.sliding_window", 1) == 0:  # MobileLLM, which has rope everywhere
             raise InvalidModel(f"'{file.path}' is a Llama 4 without chunks, which is not supported")
@@ -319,9 +338,12 @@ def _complete_latent(
         first = min(set(range(config.layers)) - experts.dense_layers)
         biased = f"blk.{first}.{_BIAS}.bias" in file.tensors
         experts = replace(experts, router=replace(experts.router, biased=biased))
+    note = config.rope.note
+    if str(file.metadata[_FAMILY]) == "mistral4" and config.growth is None:
+        note = "queries do not grow with positions: as in llama.cpp, as the file does not say so"
     return replace(
         config,
-        rope=replace(config.rope, frequencies=frequencies),
+        rope=replace(config.rope, frequencies=frequencies, note=note),
         latent=replace(config.latent, norm_epsilon=config.norm_epsilon, split=split),
         experts=experts,
     )
@@ -362,14 +384,39 @@ def _read_phi3(file: GgufFile, keys: dict[str, Any], table: dict[str, Any]) -> d
     fields: dict[str, Any] = {"partial_rotary_factor": turned / size}
     if table.get("sliding_window") == 0:  # none
         fields["sliding_window"] = None
-    if any(name in file.tensors for name in LONG_FACTORS):
-        short, long = (list(_read_factors(file, name, turned // 2)) for name in LONG_FACTORS)
+    if scaling := _read_long_factors(file, turned // 2):
         factor = keys.get("rope.scaling.attn_factor", 1.0)
-        fields["rope_scaling"] = {
-            **{"rope_type": "longrope", "short_factor": short, "long_factor": long},
-            "attention_factor": factor,
-        }
+        fields["rope_scaling"] = {**scaling, "attention_factor": factor}
     return fields
+
+
+def _read_phi_moe(file: GgufFile, table: dict[str, Any], size: int) -> dict[str, Any]:
+    """Return the fields that Phi-MoE files have in another form; ``size`` is a head's."""
+    fields: dict[str, Any] = {}
+    if table.get("sliding_window") == 0:  # none
+        fields["sliding_window"] = None
+    if scaling := _read_long_factors(file, size // 2):
+        scales = dict.fromkeys(("long_mscale", "short_mscale"), _PHI_MOE_SCALE)
+        fields["rope_scaling"] = scaling | scales
+    return fields
+
+
+def _read_long_factors(file: GgufFile, pairs: int) -> dict[str, Any]:
+    """Return LongRoPE's parameters; none if the file has no factors."""
+    if not any(name in file.tensors for name in LONG_FACTORS):
+        return {}
+    short, long = (list(_read_factors(file, name, pairs)) for name in LONG_FACTORS)
+    return {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+
+
+def _read_indexer_types(keys: dict[str, Any], layers: Any) -> list[str]:
+    """Return which blocks of a GLM-5 have indexers of their own; old files do not say it."""
+    said, trained = keys.get(INDEXER_TYPES), keys.get("context_length")
+    if not isinstance(said, list):
+        is_old = type(trained) is int and trained < _FIRST_SHARED
+        count = min(layers, tuning.MAX_LAYERS) if type(layers) is int else 0
+        said = [is_old if said is None else said] * count
+    return ["full" if one else "shared" for one in said]
 
 
 def _check_keys(file: GgufFile, prefix: str, keys: dict[str, Any], config: DecoderConfig) -> None:
@@ -389,6 +436,7 @@ def _check_keys(file: GgufFile, prefix: str, keys: dict[str, Any], config: Decod
         ("expert_used_count", experts.active if experts else 0),
         ("expert_feed_forward_length", experts.intermediate if experts else 0),
         ("tensor_data_layout", "Meta AI original pth"),
+        ("attention.temperature_length", config.growth.positions if config.growth else None),
     ):
         if keys.get(key, wanted) != wanted:
             raise InvalidModel(
@@ -414,13 +462,15 @@ def _read_scaling(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any] | None
     if kind == "linear":
         values = {"factor": values.get("factor")}
     elif _KV_RANK in keys:
-        weight = keys.get("rope.scaling.yarn_log_multiplier")
+        weight = keys.get(YARN_WEIGHT)
         if type(weight) is not float or not 0 < weight < 1:
             raise InvalidModel(
                 f"'{file.path}' has rope.scaling.yarn_log_multiplier = {weight!r:.40}, which "
                 "compressed attention needs: convert it again"
             )
         values |= dict.fromkeys(("mscale", "mscale_all_dim"), 10 * weight)  # llama.cpp's legacy
+    elif YARN_WEIGHT in keys:
+        values |= {"mscale": 1.0, "mscale_all_dim": keys[YARN_WEIGHT]}
     return {"rope_type": kind, **values}
 
 

@@ -53,14 +53,22 @@ _SHARED_EXPERT_DEFAULTS: Final = {
     "n_shared_experts": None,
     "first_k_dense_replace": 0,
 }
+YARN_WEIGHT: Final = "rope.scaling.yarn_log_multiplier"
 _LATENT_CHECKED: Final = (
     "expert_gating_func",
     "attention.q_lora_rank",
     "attention.kv_lora_rank",
     "attention.key_length_mla",
     "attention.value_length_mla",
-    "rope.scaling.yarn_log_multiplier",
+    YARN_WEIGHT,
 )
+_INDEXER_FIELDS: Final = {
+    "attention.indexer.head_count": "index_n_heads",
+    "attention.indexer.key_length": "index_head_dim",
+    "attention.indexer.top_k": "index_topk",
+}
+INDEXER_TYPES: Final = "attention.indexer.types"
+GROWTH: Final = "attention.temperature_scale"
 SHARED_FEED_FORWARD: Final = "expert_shared_feed_forward_length"
 GRANITE_SCALES: Final = {
     "attention.scale": "attention_multiplier",
@@ -103,6 +111,12 @@ FAMILIES: Final = {
         {**_SHARED_EXPERT_DEFAULTS, "n_group": 1, "topk_group": 1},
         _LATENT_CHECKED,
     ),
+    "mistral4": Family(
+        "Mistral4ForCausalLM",
+        _SHARED_EXPERT_FIELDS,
+        _SHARED_EXPERT_DEFAULTS,
+        (*_LATENT_CHECKED, GROWTH, "attention.temperature_length"),
+    ),
     "qwen35": Family(
         "Qwen3_5ForCausalLM",
         QWEN_FIELDS,
@@ -115,7 +129,18 @@ FAMILIES: Final = {
             **QWEN_FIELDS,
             **_EXPERT_FIELDS,
             "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+            SHARED_FEED_FORWARD: "shared_expert_intermediate_size",
+        },
+        checked=QWEN_CHECKED,
+        names={"ffn_norm": "post_attention_norm"},
+    ),
+    "qwen3next": Family(
+        "Qwen3NextForCausalLM",
+        {
+            **QWEN_FIELDS,
+            **_EXPERT_FIELDS,
+            "expert_feed_forward_length": "moe_intermediate_size",
+            SHARED_FEED_FORWARD: "shared_expert_intermediate_size",
         },
         checked=QWEN_CHECKED,
         names={"ffn_norm": "post_attention_norm"},
@@ -135,6 +160,18 @@ FAMILIES: Final = {
         checked=("rope.scaling.attn_factor",),
         names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     ),
+    "phimoe": Family(
+        "PhimoeForCausalLM",
+        {
+            **_EXPERT_FIELDS,
+            "expert_count": "num_local_experts",
+            "attention.sliding_window": "sliding_window",
+            "rope.scaling.original_context_length": "original_max_position_embeddings",
+        },
+        {"lm_head_bias": True},
+        checked=("rope.scaling.attn_factor",),
+    ),
+    "mistral3": Family("Ministral3ForCausalLM", checked=(GROWTH, YARN_WEIGHT), interleaved=True),
     "smollm3": Family("SmolLM3ForCausalLM", interleaved=True),
     "olmo2": Family(
         "Olmo2ForCausalLM",
@@ -219,6 +256,16 @@ FAMILIES: Final = {
         {"attention_chunk_size": 8192},  # files do not say it, nor at which layers rope is absent
     ),
 }
+for _name, _architecture in (
+    ("deepseek32", "DeepseekV32ForCausalLM"),
+    ("glm-dsa", "GlmMoeDsaForCausalLM"),
+):
+    FAMILIES[_name] = replace(
+        FAMILIES["deepseek2"],
+        architecture=_architecture,
+        fields={**_SHARED_EXPERT_FIELDS, **_INDEXER_FIELDS},
+        checked=(*_LATENT_CHECKED, INDEXER_TYPES) if _name == "glm-dsa" else _LATENT_CHECKED,
+    )
 for _name in ("nemotron_h", "nemotron_h_moe"):
     FAMILIES[_name] = Family(
         "NemotronHForCausalLM", nemotron_config.FIELDS, checked=nemotron_config.CHECKED
@@ -234,6 +281,12 @@ DEEPSEEK_V2: Final = Family(  # with a router of its own
 MIXTRAL: Final = Family(  # a llama with experts
     "MixtralForCausalLM",
     {**_EXPERT_FIELDS, "expert_count": "num_local_experts"},
+    interleaved=True,
+)
+MISTRAL3: Final = Family(  # whose queries do not grow
+    "MistralForCausalLM",
+    defaults={"sliding_window": None},
+    checked=FAMILIES["mistral3"].checked,
     interleaved=True,
 )
 OLMO3: Final = replace(  # an olmo2 with windows

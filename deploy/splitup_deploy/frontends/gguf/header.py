@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -73,7 +74,7 @@ _UNSUPPORTED: Final = {
 
 MAX_KEYS: Final = 4_096  # real files have 50
 MAX_TEXT_BYTES: Final = 2**20  # a chat template; the longest seen has 20 KB
-MAX_ARRAY: Final = 2**21  # tokens and merges of the largest tokenizers are a quarter of it
+MAX_ARRAY: Final = 2**21  # all arrays; those of the largest tokenizers (Gemma 4) have 1.3 million
 MAX_HEADER_BYTES: Final = limits.MAX_TOKENIZER_BYTES  # nearly all of it is the tokenizer
 MAX_ALIGNMENT: Final = 2**16  # 32 is usual, a page at most useful
 
@@ -135,7 +136,7 @@ def read_gguf(path: Path) -> GgufFile:
 class _Reader:
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data = path, data
-        self.position = 0
+        self.position, self.values_left = 0, MAX_ARRAY
         self.end = min(len(data), MAX_HEADER_BYTES)
 
     def expect(self, condition: bool, problem: str) -> None:
@@ -174,14 +175,29 @@ class _Reader:
         if kind != _ARRAY:
             return self.scalar(kind)
         kind, count = self.number("<I"), self.number("<Q")
-        self.expect(count <= MAX_ARRAY, f"has an array of {count} values")
+        self.expect(
+            count <= self.values_left, f"has arrays of more than {MAX_ARRAY} values, one of {count}"
+        )
+        self.values_left -= count
         if kind in _SCALARS:
             code = _SCALARS[kind]
             data = self.take(count * struct.calcsize(code))
             self.expect(kind != 7 or set(data) <= {0, 1}, "has a bool that is neither 0 nor 1")
             return [item[0] for item in struct.iter_unpack(code, data)]
         self.expect(kind == _TEXT, f"has an array of values of unknown kind {kind}")
-        return [self.text() for _ in range(count)]
+        return [*self.texts(count)]
+
+    def texts(self, count: int) -> Iterator[str]:
+        """Yield texts as ``text`` does; tokenizers have a million, so calls would take long."""
+        data, end, place = self.data, self.end, self.position
+        for _ in range(count):
+            first = place + 8
+            place = first + int.from_bytes(data[place:first], "little")
+            if place > end or place - first > MAX_TEXT_BYTES:
+                self.position = first - 8
+                self.text()  # says what is wrong
+            yield data[first:place].decode(errors="replace")
+        self.position = place
 
     def scalar(self, kind: int) -> Scalar:
         if kind == _TEXT:
@@ -251,11 +267,14 @@ class _Reader:
             position = -(-position // alignment) * alignment
             self.expect(start + offset == position, f"has a gap or overlap before '{name:.80}'")
             nbytes = math.prod(shape) // form.elements * form.nbytes
+            self.expect(
+                position + nbytes <= len(self.data),
+                f"has {len(self.data)} bytes and ends before '{name:.80}' does",
+            )
             tensors[name] = GgufTensor(name, form, shape, self.path, position, position + nbytes)
             position += nbytes
-        size = len(self.data)
         self.expect(
-            position <= size <= -(-position // alignment) * alignment,
-            f"has {size} bytes; its header describes {position}",
+            position <= len(self.data) <= -(-position // alignment) * alignment,
+            f"has {len(self.data)} bytes; its header describes {position}",
         )
         return tensors

@@ -1,4 +1,4 @@
-"""The recurrent layers of GGUF files: Qwen3.5, Kimi Linear, Granite 4 and Nemotron-H.
+"""The recurrent layers of GGUF files: Qwen3.5, Qwen3-Next, Kimi Linear, Granite 4 and Nemotron-H.
 
 Source: llama.cpp's converters. They store -exp(A_log) in place of A_log. For Qwen3.5 value heads
 are reordered so that value head h uses key head h mod key_heads, and the 1 is added to the weights
@@ -116,10 +116,14 @@ def read_granite_hybrid(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def complete_recurrent(config: DecoderConfig) -> DecoderConfig:
+def complete_recurrent(file: GgufFile, config: DecoderConfig) -> DecoderConfig:
     """Return the configuration with recurrent layers in the converter's form."""
     if config.recurrent is None:
         return config
-    is_reordered = not config.recurrent.selective
-    recurrent = replace(config.recurrent, exponentiated=True, converted=is_reordered)
+    shape = config.recurrent
+    is_reordered = not shape.selective and not shape.grouped_rates
+    is_grouped = shape.grouped and any(  # as old converters left it
+        f"blk.{layer}.ssm_in.weight" in file.tensors for layer in shape.layers
+    )
+    recurrent = replace(shape, exponentiated=True, converted=is_reordered, grouped=is_grouped)
     return replace(config, recurrent=recurrent, unit_norms=False)

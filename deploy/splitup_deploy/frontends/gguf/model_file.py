@@ -29,7 +29,7 @@ from splitup_deploy.frontends.gguf.config import (
 from splitup_deploy.frontends.gguf.family_table import Family
 from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor
 from splitup_deploy.frontends.gguf.tokenizer import find_end_tokens, make_tokenizer, read_chat
-from splitup_deploy.frontends.huggingface.checkpoint import BORROWED, FURTHER
+from splitup_deploy.frontends.huggingface.checkpoint import BORROWED, FURTHER, UNUSED_INDEXER
 from splitup_deploy.frontends.source_model import Sizes, SourceModel, SourceText
 from splitup_deploy.frontends.weight_sources import (
     FilePart,
@@ -70,6 +70,10 @@ _LAYER_TENSORS: Final = {
     "self_attn.q_a_proj": "attn_q_a",
     "self_attn.q_a_layernorm": "attn_q_a_norm",
     "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.indexer.wq_b": "indexer.attn_q_b",
+    "self_attn.indexer.wk": "indexer.attn_k",
+    "self_attn.indexer.k_norm": "indexer.k_norm",
+    "self_attn.indexer.weights_proj": "indexer.proj",
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.kv_b_proj": "attn_kv_b",
@@ -99,6 +103,8 @@ _LAYER_TENSORS: Final = {
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_a": "ssm_alpha",
     "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_qkvz": "ssm_in",
+    "linear_attn.in_proj_ba": "ssm_ba",
     "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
@@ -153,6 +159,8 @@ def open_decoder_gguf(file: GgufFile, family: str, sizes: Sizes) -> OpenGguf:
     text, notes = _read_text(file, config, sizes)
     weights = GgufWeights(file, config, choose_family(file, family))
     others = dict.fromkeys(list_further_blocks(file, config), FURTHER)
+    if config.latent is not None and config.latent.indexer is None:
+        others |= {f"blk.{layer}.indexer.": UNUSED_INDEXER for layer in range(config.layers)}
     for layer in config.borrowed.layers if config.borrowed is not None else ():
         others |= {f"blk.{layer}.attn_{part}": BORROWED for part in ("k.", "v.", "k_norm.")}
     return OpenGguf(config, weights, text, others, notes)

@@ -26,6 +26,7 @@ from splitup_deploy.frontends.weight_sources import (
 )
 
 FURTHER: Final = "of blocks that only predict tokens further ahead"
+UNUSED_INDEXER: Final = "an indexer would choose all positions"
 BORROWED: Final = "the layers attend to another one's keys"
 FLOAT_DTYPES: Final = ("float32", "float16", "bfloat16")
 
@@ -74,7 +75,7 @@ class DirectoryWeights:
             for name, source in read(path).items():
                 usual = rename(name)
                 if usual in self._tensors:
-                    raise InvalidModel(f"weight '{name}' is in two files of '{directory}'")
+                    raise InvalidModel(f"weight {name!r:.120} is in two files of '{directory}'")
                 self._tensors[usual] = _name(source, usual)
         self._quantised: dict[str, Quantised] = {}
         if quantisation is not None:
@@ -281,7 +282,9 @@ def _find_files(
 def _check_file(directory: Path, name: str) -> Path:
     path = directory / name
     if not path.is_file():
-        raise InvalidModel(f"'{directory}' has no {name}; its index names it: fetch it as well")
+        raise InvalidModel(
+            f"'{directory}' has no {name!r:.120}; its index names it: fetch it as well"
+        )
     return path
 
 

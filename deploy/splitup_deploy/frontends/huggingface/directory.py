@@ -31,6 +31,7 @@ from splitup_deploy.frontends.huggingface.chat import read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import (
     BORROWED,
     FURTHER,
+    UNUSED_INDEXER,
     DirectoryWeights,
     read_json,
 )
@@ -123,7 +124,7 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
     config = _find_own_head(config, weights)
     others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
     if config.latent is not None and config.latent.indexer is None:
-        others |= dict.fromkeys(_list_indexers(config), "an indexer would choose all positions")
+        others |= dict.fromkeys(_list_indexers(config), UNUSED_INDEXER)
     others |= dict.fromkeys(_list_unused_keys(config), BORROWED)
     if is_tower:
         why = "it takes text only" if config.images is None else "register them with --vision"
