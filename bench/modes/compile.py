@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import secrets
-import shutil
 import tempfile
 import time
 import tomllib
@@ -19,10 +18,10 @@ from splitup_oracle.gateway.presigning import Presigner
 from bench.measure.prediction import run_bench
 from bench.report import ROOT, Bar, Report, say
 from bench.testbed.models import LLAMA_15M
+from bench.testbed.network import run_network
 from bench.testbed.run_python import run_python
 from splitup.core.errors import Unavailable
 from splitup.demo.models import find_example
-from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.processes import find_program
 from splitup.net.http import SignedClient
 from splitup.net.object_transfer import put_object
@@ -139,18 +138,14 @@ def compare_costs(rounds: int) -> tuple[list[Bar], list[dict[str, Any]]]:
 
 async def register() -> tuple[list[Bar], dict[str, Any]]:
     """Register a checkpoint of more than a gigabyte, twice."""
-    directory = Path(tempfile.mkdtemp(prefix="splitup-bench-"))
-    devnet = Devnet(
-        DevnetOptions(directory / "net", 1, 10_000_000), say
-    )  # its node can hold no task
-    try:
+    async with run_network(1, 10_000_000) as (devnet, _):  # its node can hold no task
         say("writing a checkpoint of 1.3 GB")
-        await asyncio.to_thread(save_llama, directory / "model", LARGE, shards=4, scale=0.02)
-        await devnet.start()
+        model = devnet.directory / "model"
+        await asyncio.to_thread(save_llama, model, LARGE, shards=4, scale=0.02)
         before = await measure_puts(devnet.directory)
         command = (
             *(find_program("splitup-deploy"), "register", "--json", "--no-reference"),
-            *("--model", directory / "model", "--name", "large", "--target-vram", LARGE_TARGET),
+            *("--model", model, "--name", "large", "--target-vram", LARGE_TARGET),
             *("--config", devnet.directory),
         )
         say("registering it")
@@ -158,9 +153,6 @@ async def register() -> tuple[list[Bar], dict[str, Any]]:
         say("registering it again")
         again = await run_measured(*command)
         after = await measure_puts(devnet.directory)
-    finally:
-        await devnet.stop()
-        shutil.rmtree(directory, ignore_errors=True)
     sent = first.output["uploaded_bytes"]
     rate, floor = sent / first.seconds, (before + after) / 2
     beside = {
