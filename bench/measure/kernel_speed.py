@@ -34,7 +34,7 @@ from splitup_deploy.frontends.gguf.family_table import FAMILIES
 from splitup_deploy.frontends.gguf.header import read_gguf
 from splitup_deploy.frontends.gguf.model_file import GgufWeights
 
-from bench.testbed.models import LLAMA_15M, LLAMA_124M
+from bench.testbed.models import LLAMA_15M, LLAMA_124M, TIED, shape_llama
 from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.decode.step import make_arrays, make_causal_step
@@ -42,15 +42,7 @@ from splitup.graph.rules import check_graph
 from tests.deploy.ggufs import save_gguf
 
 SHAPES: Final[dict[str, dict[str, Any]]] = {
-    "4 M": {  # as the example
-        **LLAMA_15M,
-        "vocab_size": 2_048,
-        "hidden_size": 256,
-        "intermediate_size": 640,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-    },
+    "4 M": shape_llama(256, 640, layers=5, heads=8, kv_heads=4, vocab_size=2_048, **TIED),
     "15 M": LLAMA_15M,
     "124 M": LLAMA_124M,
 }

@@ -17,7 +17,7 @@ from splitup_oracle.gateway.presigning import Presigner
 
 from bench.measure.prediction import run_bench
 from bench.report import ROOT, Bar, Report, say
-from bench.testbed.models import LLAMA_15M
+from bench.testbed.models import LLAMA_15M, shape_llama
 from bench.testbed.network import run_network
 from bench.testbed.run_python import run_python
 from splitup.core.errors import Unavailable
@@ -27,15 +27,9 @@ from splitup.net.http import SignedClient
 from splitup.net.object_transfer import put_object
 from tests.deploy.llamas import save_llama
 
-LARGE: Final[dict[str, Any]] = {  # 324 M parameters in float32: 1.3 GB
-    **LLAMA_15M,
-    "hidden_size": 1_536,
-    "intermediate_size": 4_096,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 12,
-    "tie_word_embeddings": False,
-}
+LARGE: Final = shape_llama(  # 324 M parameters in float32: 1.3 GB
+    1_536, 4_096, layers=8, heads=12, kv_heads=12, tie_word_embeddings=False
+)
 LARGE_TARGET: Final = "300MB"
 LARGEST_TENSOR_BYTES: Final = 4 * 32_000 * 1_536
 PUT_BYTES: Final = 64 * 2**20  # size of an object for the store's bare rate
