@@ -166,7 +166,10 @@ def main() -> int:
     """Measure the parts; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.measure.published_models")
     parser.add_argument("--reference", help="a Python with torch and transformers")
-    parser.add_argument("parts", nargs="*", choices=[[], *CASES, "encoder", *PARTS])
+    known = [*CASES, "encoder", *PARTS]
+    parser.add_argument(
+        "parts", nargs="*", choices=[[], *known], metavar="PART", help=f"of {', '.join(known)}"
+    )
     given = parser.parse_args()
     default = (*CASES, *(["encoder"] if given.reference else ()), *PARTS)
     parts = given.parts or default
