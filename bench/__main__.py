@@ -16,8 +16,7 @@
     committee   certificates, large plans, heartbeats
     money       gas, bytes of a commitment, what verification costs
     selection   the tables of bench/reports/selection.md
-    kernels     one process against the memory's bandwidth and, with $LLAMA_PYTHON and
-                $EDGE_PYTHON, llama.cpp and XNNPACK
+    kernels     one process against the memory's bandwidth and, with $LLAMA_PYTHON, llama.cpp
     adapter     encrypted adapters: CPU time, bytes and error of one hidden state
     cards       kernels compiled for cards that are not here: the tables of bench/reports/gpus.md
 
@@ -63,7 +62,7 @@ LIMITS_S: Final = {
     "committee": 180,
     "money": 180,
     "selection": 90,
-    "kernels": 900,  # exports three models when $EDGE_PYTHON is set
+    "kernels": 900,
     "adapter": 180,
     "cards": 900,
 }

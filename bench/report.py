@@ -136,16 +136,6 @@ def summarise_ms(transitions: Sequence[Transition]) -> dict[str, float]:
     }
 
 
-def fit_line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """Return intercept and slope of the least-squares line through two points or more."""
-    mean_x, mean_y = statistics.fmean(xs), statistics.fmean(ys)
-    square = sum((x - mean_x) ** 2 for x in xs)
-    if not square:
-        raise ValueError("a line needs points at two different places")
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / square
-    return mean_y - slope * mean_x, slope
-
-
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     """Return the median of the ratios within rounds; other load affects both sides of a round."""
     return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))

@@ -1,1 +1,1 @@
-"""Simulations of the market's economics: ``python -m bench.economics.report``."""
+"""Simulations of the market: whether lies pay, and who gets the work."""

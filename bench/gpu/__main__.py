@@ -60,6 +60,15 @@ for _ in range(8):
     best = min(best, time.perf_counter() - begun)
 print(json.dumps({"gb_per_s": round(2 * count / best / 1e9)}))
 """
+_SPLIT: Final = """
+import json, pathlib, tempfile
+from bench.modes.split import measure_size
+from bench.testbed.models import LLAMA_15M
+from splitup.core import event_loop
+with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name:
+    found = event_loop.run(measure_size(pathlib.Path(name), "15 M", LLAMA_15M, 4))
+print(json.dumps(found))
+"""
 _MODEL: Final = ("-m", "bench.gpu.random_model")
 _LIMIT_S: Final = 180.0
 
@@ -110,11 +119,6 @@ def check_determinism() -> Row:
     return {"equal": digests[0] == digests[1], "digests": digests}
 
 
-def measure_split() -> Row:
-    """Compare four nodes on one device with one process."""
-    return ask("-m", "bench.gpu.split")
-
-
 def list_steps() -> dict[str, Callable[[], Row]]:
     """Return every step by name, in order."""
     steps: dict[str, Callable[[], Row]] = {
@@ -127,7 +131,7 @@ def list_steps() -> dict[str, Callable[[], Row]]:
         steps[name] = lambda name=name: ask(*_MODEL, "ours", name, str(CHUNK))  # type: ignore[misc]
         if not name.endswith("Q4_0"):
             steps[f"{name}-peer"] = lambda name=name: ask(*_MODEL, "tinygrad", name, "1")  # type: ignore[misc]
-    return {**steps, "split": measure_split}
+    return {**steps, "split": lambda: ask("-c", _SPLIT)}
 
 
 def write(folder: Path, report: dict[str, Any]) -> None:

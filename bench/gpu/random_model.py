@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.testbed.models import LLAMA_15M, LLAMA_124M
+from bench.testbed.models import LLAMA_15M, LLAMA_124M, shape_llama
 from bench.testbed.tinygrad_llama import Llama, iter_shapes
 from tests.deploy import ggufs
 from tests.deploy.llamas import TINY
@@ -35,27 +35,13 @@ CHUNK: Final = 64
 CONTEXT: Final = 512
 TOKENS: Final = 24
 FIRST: Final = 5
-_15M: Final[dict[str, Any]] = {**LLAMA_15M, "torch_dtype": "float32"}
-_124M: Final[dict[str, Any]] = {**LLAMA_124M, "torch_dtype": "float32"}
-_1B: Final[dict[str, Any]] = {
-    "vocab_size": 32_000,
-    "hidden_size": 2_048,
-    "intermediate_size": 5_632,
-    "num_hidden_layers": 22,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "torch_dtype": "float16",
-}
-_7B: Final[dict[str, Any]] = {
-    **_1B,
-    "hidden_size": 4_096,
-    "intermediate_size": 11_008,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 32,
-}
+_FLOAT32: Final = {"torch_dtype": "float32"}
+_HALF: Final[dict[str, Any]] = {"torch_dtype": "float16"}
+_1B: Final = shape_llama(2_048, 5_632, layers=22, heads=32, kv_heads=4, **_HALF)
+_7B: Final = shape_llama(4_096, 11_008, layers=32, heads=32, kv_heads=32, **_HALF)
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
-    "15M": _15M,
-    "124M": _124M,
+    "15M": LLAMA_15M | _FLOAT32,
+    "124M": LLAMA_124M | _FLOAT32,
     "1.1B": _1B,
     "1.1B Q4_0": {**_1B, "torch_dtype": "Q4_0"},
     "7B": _7B,

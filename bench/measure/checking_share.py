@@ -14,21 +14,18 @@ import asyncio
 import os
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from bench.measure.idle_costs import read_cpu_s
-from bench.measure.published_models import SHORT
 from bench.report import say
+from bench.testbed.network import put_model, run_network
+from bench.testbed.published import SHORT
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
-from splitup.config import NETWORK_FILE
-from splitup.demo.run import NODES, register, wait_for_holders
-from splitup.devnet.network import Devnet, DevnetOptions
+from splitup.demo.run import NODES
 
 SHARES: Final = (0.08, 0.5, 1.0)
 PROMPT: Final = (
@@ -56,27 +53,16 @@ async def write_text(net: SplitUp, share: float, idle_share: float) -> tuple[flo
 
 async def measure(rounds: int) -> None:
     """Print what a text costs, and what of it is verification."""
-    path = await asyncio.to_thread(SHORT.find)
-    with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name:
-        devnet = Devnet(DevnetOptions(Path(name), NODES, SHORT.node_vram_bytes), say)
-        try:
-            await devnet.start()
-            await register(devnet.directory, path, SHORT)
-            async with SplitUp.connect(devnet.directory / NETWORK_FILE) as net:
-                await wait_for_holders(net, devnet.directory, say, SHORT.name)
-                await net.deposit(100)
-                await write_text(net, 1.0, 0)  # what is compiled and loaded once
-                before_s = read_cpu_s(os.getpid())
-                await asyncio.sleep(IDLE_S)
-                idle_share = (read_cpu_s(os.getpid()) - before_s) / IDLE_S
-                say(f"idle: {idle_share:.1%} of a core")
-                found = [
-                    await write_text(net, share, idle_share)
-                    for _ in range(rounds)
-                    for share in SHARES
-                ]
-        finally:
-            await devnet.stop()
+    async with run_network(NODES, SHORT.node_vram_bytes) as (devnet, net):
+        await put_model(devnet, net, SHORT)
+        await write_text(net, 1.0, 0)  # what is compiled and loaded once
+        before_s = read_cpu_s(os.getpid())
+        await asyncio.sleep(IDLE_S)
+        idle_share = (read_cpu_s(os.getpid()) - before_s) / IDLE_S
+        say(f"idle: {idle_share:.1%} of a core")
+        found = [
+            await write_text(net, share, idle_share) for _ in range(rounds) for share in SHARES
+        ]
     checked, used_s = zip(*found, strict=True)
     slope, base = np.polyfit(checked, used_s, 1)
     print(f"a text of {TOKENS} tokens: {base:.2f} CPU seconds without verification")

@@ -4,11 +4,9 @@ A random Llama of 124 M parameters is written as GGUF files in float32, float16 
 run uncut, with tinygrad's kernels alone ("before") and with the matrix products of
 ``splitup.cpu.matmul_match``. They are compared with the floor, which is the bytes of the weights
 over the read bandwidth measured in the same round, and, when $LLAMA_PYTHON names a Python that has
-llama-cpp-python, with llama.cpp on the same files. When $EDGE_PYTHON names one that has
-``splitup[edge]``, the float32 weights are also exported, as float32, float16 and int8, and XNNPACK
-computes them. Rounds alternate and medians are of ratios within a round, because other programs may
-share the machine; for the same reason one thread is measured by its CPU time. At last CONTEXT
-decoded tokens are computed again, as validators do it.
+llama-cpp-python, with llama.cpp on the same files. Rounds alternate and medians are of ratios
+within a round, because other programs may share the machine; for the same reason one thread is
+measured by its CPU time. At last CONTEXT decoded tokens are computed again, as validators do it.
 Progress goes to stderr, a JSON object to stdout.
 """
 
@@ -34,7 +32,7 @@ from splitup_deploy.frontends.gguf.family_table import FAMILIES
 from splitup_deploy.frontends.gguf.header import read_gguf
 from splitup_deploy.frontends.gguf.model_file import GgufWeights
 
-from bench.testbed.models import LLAMA_15M, LLAMA_124M
+from bench.testbed.models import LLAMA_15M, LLAMA_124M, TIED, shape_llama
 from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.decode.step import make_arrays, make_causal_step
@@ -42,15 +40,7 @@ from splitup.graph.rules import check_graph
 from tests.deploy.ggufs import save_gguf
 
 SHAPES: Final[dict[str, dict[str, Any]]] = {
-    "4 M": {  # as the example
-        **LLAMA_15M,
-        "vocab_size": 2_048,
-        "hidden_size": 256,
-        "intermediate_size": 640,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-    },
+    "4 M": shape_llama(256, 640, layers=5, heads=8, kv_heads=4, vocab_size=2_048, **TIED),
     "15 M": LLAMA_15M,
     "124 M": LLAMA_124M,
 }
@@ -147,20 +137,10 @@ def measure_replay(path: Path, rounds: int) -> dict[str, float]:
     return {"decoded, CPU s": decoded, "again, CPU s": again, "again / decoded": round(ratio, 3)}
 
 
-def list_peers(path: Path, form: str, threads: int) -> dict[str, list[str]]:
-    """Return the commands of the other runtimes that the environment names."""
-    numbers, found = [str(threads), str(CONTEXT)], {}
-    if python := os.environ.get("LLAMA_PYTHON"):
-        found["peer"] = [python, "-c", PEER, str(path), *numbers]
-    if python := os.environ.get("EDGE_PYTHON"):
-        plain = str(path.with_stem("f32"))
-        found["xnnpack"] = [python, "-m", "bench.testbed.edge_peer", plain, form, *numbers]
-    return found
-
-
 @contextmanager
-def start_peer(argv: list[str]) -> Iterator[Callable[[int, int], float]]:
-    """Run another runtime; yields a function that times ``count`` steps of ``rows`` tokens."""
+def start_peer(python: str, path: Path, threads: int) -> Iterator[Callable[[int, int], float]]:
+    """Run llama.cpp; yields a function that times ``count`` steps of ``rows`` tokens."""
+    argv = [python, "-c", PEER, str(path), str(threads), str(CONTEXT)]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
@@ -197,8 +177,8 @@ def measure(directory: Path, form: str, threads: int, rounds: int) -> dict[str, 
     path = directory / f"{form}.gguf"
     read_bytes = write_model(path, form)
     with ExitStack() as stack:
-        commands = list_peers(path, form, threads)
-        peers = {name: stack.enter_context(start_peer(argv)) for name, argv in commands.items()}
+        python = os.environ.get("LLAMA_PYTHON")
+        ask = stack.enter_context(start_peer(python, path, threads)) if python else None
         runs = {
             "before": load(path, 1, 1, uses_native_code=False),
             "decode": load(path, 1, threads, uses_native_code=True),
@@ -209,16 +189,16 @@ def measure(directory: Path, form: str, threads: int, rounds: int) -> dict[str, 
             print(f"{form}, {threads} threads: round {number + 1} of {rounds}", file=sys.stderr)
             row = {name: run() for name, run in runs.items()}
             row["floor"] = TOKENS * read_bytes / measure_bandwidth()
-            for name, ask in peers.items():
-                row[f"{name} decode"], row[f"{name} prefill"] = ask(TOKENS, 1), ask(1, ROWS)
+            if ask is not None:
+                row["peer decode"], row["peer prefill"] = ask(TOKENS, 1), ask(1, ROWS)
             rows.append(row)
     result: dict[str, Any] = {"weights": form, "threads": threads, "rounds": rounds}
     for name in rows[0]:
         tokens = ROWS if "prefill" in name else TOKENS
         result[f"{name} tok/s"] = round(statistics.median(tokens / row[name] for row in rows), 1)
     pairs = {"decode / before": ("before", "decode"), "decode / floor": ("floor", "decode")}
-    for name in peers:
-        pairs |= {f"{part} / {name}": (f"{name} {part}", part) for part in ("decode", "prefill")}
+    if ask is not None:
+        pairs |= {f"{part} / peer": (f"peer {part}", part) for part in ("decode", "prefill")}
     for name, (slower, faster) in pairs.items():
         result[name] = round(statistics.median(row[slower] / row[faster] for row in rows), 2)
     return result

@@ -1,9 +1,6 @@
-"""All uses of one published model, SmolLM2, on a network of six nodes: a Markdown table.
+"""All uses of a published model, SmolLM2, on a network of six nodes: rows of a Markdown table.
 
-``python -m bench.measure.published_uses [private] [gemma] [open] [here]``; by default all parts,
-on one network: ``open`` is the model as everybody registers it, ``private`` leaves text with its
-users, ``gemma`` does so with 262,144 tokens; ``here`` needs no network. Texts are greedy. A use
-that fails gets a row, too, with what it said, and then the exit code is 1.
+``bench.measure.published_models`` runs them. Texts are greedy.
 """
 
 from __future__ import annotations
@@ -12,13 +9,11 @@ import asyncio
 import json
 import os
 import re
-import resource
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,28 +21,22 @@ from unittest import mock
 
 import numpy as np
 import openai
-from playwright.async_api import expect
+from playwright.async_api import Page, async_playwright, expect
 from safetensors.numpy import save_file
 from splitup_private.adapters.client import AdapterOptions, EncryptedAdapter
 from splitup_private.adapters.weights import load_adapter
 
 from bench.browser_head import PeakReader
-from bench.measure.published_models import CASES, QUESTION, SHORT
 from bench.report import ROOT, say
-from bench.testbed.programs import (
-    check,
-    open_page,
-    run_host,
-    run_json,
-    run_server,
-    squeeze,
-)
+from bench.testbed.network import put_model, run_network
+from bench.testbed.programs import run_json, run_server, run_service
+from bench.testbed.published import CASES, QUESTION, SHORT
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
-from splitup.config import NETWORK_FILE
 from splitup.demo.models import DemoModel
-from splitup.demo.run import NODES, Generation, compare, generate, register, wait_for_holders
-from splitup.devnet.network import Devnet, DevnetOptions
+from splitup.demo.run import NODES, Generation, compare, generate
+from splitup.devnet.network import Devnet
+from tests.page_build import find_browser
 from tests.texts import read_account
 
 MODEL: Final = replace(SHORT, node_vram_bytes=500_000_000)
@@ -59,9 +48,43 @@ PRIVATE_0: Final = replace(PRIVATE, name="smollm2-private-0", max_tokens=12)
 TURNS: Final = (QUESTION, "And snow?", "Say it in one short sentence.")
 REPETITION: Final = "Write five times: The rain in Spain stays mainly in the plain."
 RANK: Final = 4
+PATIENCE_MS: Final = 240_000  # of a page
+LEASE: Final = ("--lease-steps", "1000")
 TEXT: Final = ROOT / "docs/security.md"  # like that of users, to learn from
 
 Use = Callable[[], Awaitable[str]]
+
+
+class Failed(Exception):
+    """A use did not do what it should; the text says how."""
+
+
+def check(holds: bool, said: str) -> None:
+    """Raise Failed unless it holds."""
+    if not holds:
+        raise Failed(said)
+
+
+def squeeze(text: str) -> str:
+    """Return a text as a page shows it: without the white space that HTML folds."""
+    return " ".join(text.split())
+
+
+@asynccontextmanager
+async def open_page(url: str) -> AsyncIterator[Page]:
+    """Open a page in Chromium."""
+    expect.set_options(timeout=PATIENCE_MS)
+    async with async_playwright() as play:
+        browser = await play.chromium.launch(
+            executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"]
+        )
+        try:
+            page = await browser.new_page()
+            page.set_default_timeout(PATIENCE_MS)
+            await page.goto(url)
+            yield page
+        finally:
+            await browser.close()
 
 
 @dataclass(slots=True)
@@ -78,18 +101,10 @@ class Uses:
 
     async def put(self, model: DemoModel, *flags: str) -> str:
         """Register a model, and wait until nodes hold it."""
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        started = time.monotonic()
-        path = await asyncio.to_thread(model.find)
-        await register(self.directory, path, model, *flags)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        registered = time.monotonic()
-        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        await wait_for_holders(self.net, self.directory, say, model.name)
-        manifest = (await self.net.fetch_model(model.name)).manifest
+        made = await put_model(self.devnet, self.net, model, None, *flags)
         return (
-            f"{len(manifest.tasks)} tasks; {registered - started:.1f} s ({cpu_s:.1f} s of CPU), "
-            f"held after {time.monotonic() - registered:.0f} s"
+            f"{made.tasks} tasks; {made.seconds:.1f} s ({made.cpu_s:.1f} s of CPU), "
+            f"held after {made.held_s:.0f} s"
         )
 
     async def write(self, model: DemoModel) -> str:
@@ -105,7 +120,7 @@ class Uses:
         said: list[Any] = []
         figures = []
         async with (
-            run_server(self.directory, MODEL.name) as url,
+            run_server(self.directory, MODEL.name, *LEASE) as (url, _),
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
         ):
             for turn in TURNS:
@@ -127,7 +142,10 @@ class Uses:
 
     async def chat_on_the_page(self) -> str:
         """Ask on the page of ``splitup serve``."""
-        async with run_server(self.directory, MODEL.name) as url, open_page(url) as page:
+        async with (
+            run_server(self.directory, MODEL.name, *LEASE) as (url, _),
+            open_page(url) as page,
+        ):
             await page.get_by_label("Most tokens").fill(str(MODEL.max_tokens))
             await page.get_by_label("Temperature").fill("0")
             await page.get_by_label("Message").fill(QUESTION)
@@ -209,7 +227,7 @@ class Uses:
     async def chat_privately(self, model: DemoModel) -> str:
         """Let a browser be the device."""
         async with (
-            run_server(self.directory, model.name, "--private") as url,
+            run_server(self.directory, model.name, "--private", *LEASE) as (url, _),
             open_page(f"{url}/private") as page,
         ):
             await page.get_by_text("What stays here").wait_for()
@@ -248,7 +266,8 @@ class Uses:
             write_adapter(folder, width)
             adapter = load_adapter(folder)
             plain = await self.collect(PRIVATE_0)
-            async with run_host(folder) as url:
+            host = ("adapter-host", folder, "--port", "0")
+            async with run_service(r"adapter host: (\S+)", *host) as (url, _):
                 options = AdapterOptions(url, folder.name)
                 encrypted = await self.collect(PRIVATE_0, adapter=options)
 
@@ -325,10 +344,63 @@ async def export() -> str:
     return f"an ONNX file of {found['file_bytes'] / 1e6:.0f} MB"
 
 
-async def report(uses: Sequence[tuple[str, Use]]) -> bool:
+# ---- parts -------------------------------------------------------------------------------------
+
+Row = tuple[str, Use]
+
+
+def list_private(uses: Uses) -> list[Row]:
+    """Return the uses of SmolLM2 that leave text with its users."""
+    return [
+        ("register --private 1", lambda: uses.put(PRIVATE, "--private", "1")),
+        ("private text in Python", lambda: uses.write(PRIVATE)),
+        ("private page in Chromium", lambda: uses.chat_privately(PRIVATE)),
+        ("register --private 0", lambda: uses.put(PRIVATE_0, "--private", "0")),
+        (f"random adapter of rank {RANK}, encrypted", uses.adapt),
+    ]
+
+
+def list_gemma(uses: Uses) -> list[Row]:
+    """Return the same of a model of 262,144 tokens."""
+    return [
+        ("Gemma 3, `--private 0`", lambda: uses.put(GEMMA, "--private", "0")),
+        ("its text in Python", lambda: uses.write(GEMMA)),
+        ("its private page in Chromium", lambda: uses.chat_privately(GEMMA)),
+    ]
+
+
+def list_open(uses: Uses) -> list[Row]:
+    """Return the uses of SmolLM2 as everybody registers it."""
+    return [
+        ("register", lambda: uses.put(MODEL)),
+        ("generate", lambda: uses.write(MODEL)),
+        ("`openai` client", uses.converse),
+        ("page in Chromium", uses.chat_on_the_page),
+        ("drafts of n-grams", uses.draft),
+        ("a node killed in mid-answer; receipt, check", uses.survive),
+    ]
+
+
+_ON_A_NETWORK: Final = {"private": list_private, "gemma": list_gemma, "open": list_open}
+_HERE: Final = (("`splitup-deploy privacy`", attack), ("`splitup-deploy export`", export))
+PARTS: Final = (*_ON_A_NETWORK, "here")  # in order: ``open`` kills a node, ``here`` needs none
+
+
+async def run_uses(parts: Sequence[str]) -> bool:
+    """Run the parts, on one network; return whether no use failed."""
+    is_fine = True
+    if lists := [_ON_A_NETWORK[part] for part in parts if part != "here"]:
+        async with run_network(NODES, MODEL.node_vram_bytes) as (devnet, net):
+            uses = Uses(devnet, net)
+            for list_rows in lists:
+                is_fine &= await report(list_rows(uses))
+    return await report(_HERE) and is_fine if "here" in parts else is_fine
+
+
+async def report(rows: Sequence[Row]) -> bool:
     """Print a row for each use; return whether none failed."""
     is_fine = True
-    for name, use in uses:
+    for name, use in rows:
         say(name)
         try:
             row = f"ok | {await use()}"
@@ -338,59 +410,3 @@ async def report(uses: Sequence[tuple[str, Use]]) -> bool:
             row = f"**failed** | {said}".replace("\n", " ")
         print(f"| {name} | {row} |", flush=True)
     return is_fine
-
-
-async def run(parts: Sequence[str]) -> bool:
-    """Run the parts; return whether no use failed."""
-    is_fine = True
-    async with AsyncExitStack() as stack:
-        if {"open", "private", "gemma"} & set(parts):
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="splitup-bench-"))
-            devnet = Devnet(DevnetOptions(Path(folder), NODES, MODEL.node_vram_bytes), say)
-            stack.push_async_callback(devnet.stop)
-            await devnet.start()
-            net = await stack.enter_async_context(SplitUp.connect(devnet.directory / NETWORK_FILE))
-            await net.deposit(100)
-            uses = Uses(devnet, net)
-            if "private" in parts:
-                is_fine &= await report(
-                    (
-                        ("register --private 1", lambda: uses.put(PRIVATE, "--private", "1")),
-                        ("private text in Python", lambda: uses.write(PRIVATE)),
-                        ("private page in Chromium", lambda: uses.chat_privately(PRIVATE)),
-                        ("register --private 0", lambda: uses.put(PRIVATE_0, "--private", "0")),
-                        (f"random adapter of rank {RANK}, encrypted", uses.adapt),
-                    )
-                )
-            if "gemma" in parts:
-                is_fine &= await report(
-                    (
-                        ("Gemma 3, `--private 0`", lambda: uses.put(GEMMA, "--private", "0")),
-                        ("its text in Python", lambda: uses.write(GEMMA)),
-                        ("its private page in Chromium", lambda: uses.chat_privately(GEMMA)),
-                    )
-                )
-            if "open" in parts:  # last, because it kills a node
-                is_fine &= await report(
-                    (
-                        ("register", lambda: uses.put(MODEL)),
-                        ("generate", lambda: uses.write(MODEL)),
-                        ("`openai` client", uses.converse),
-                        ("page in Chromium", uses.chat_on_the_page),
-                        ("drafts of n-grams", uses.draft),
-                        ("a node killed in mid-answer; receipt, check", uses.survive),
-                    )
-                )
-    if "here" in parts:
-        is_fine &= await report(
-            (
-                ("`splitup-deploy privacy`", attack),
-                ("`splitup-deploy export`", export),
-            )
-        )
-    return is_fine
-
-
-if __name__ == "__main__":
-    print("| use | | figures |\n| --- | --- | --- |")
-    sys.exit(not asyncio.run(run(sys.argv[1:] or ("private", "gemma", "open", "here"))))

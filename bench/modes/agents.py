@@ -12,9 +12,10 @@ from typing import Any, Final
 import aiohttp
 import openai
 
-from bench.modes.network import run_network
-from bench.modes.serve import ask_stream, open_http, run_server
+from bench.modes.serve import ask_stream, open_http
 from bench.report import Bar, Report, say
+from bench.testbed.network import run_example
+from bench.testbed.programs import run_server
 from splitup.demo.models import MODEL
 from splitup.demo.run import EXAMPLE, NODES
 from splitup.devnet.ports import find_free_ports
@@ -62,7 +63,7 @@ def write_turn(number: int) -> str:
 async def converse(config: str) -> dict[str, list[Turn]]:
     """Hold a conversation; then ask the last turn again of a server started anew, twice."""
     turns, said = [], ""
-    async with run_server(config, *_LEASES) as (url, _), open_http() as http:
+    async with run_server(config, MODEL, *_LEASES) as (url, _), open_http() as http:
         await ask_stream(http, url, {"prompt": "warm", "max_tokens": 2})  # waits for the lease
         for number in range(TURNS):
             said += write_turn(number)
@@ -71,7 +72,7 @@ async def converse(config: str) -> dict[str, list[Turn]]:
             turns.append(turn)
             said += answer
         said += write_turn(TURNS)
-    async with run_server(config, *_LEASES) as (url, _), open_http() as http:
+    async with run_server(config, MODEL, *_LEASES) as (url, _), open_http() as http:
         await ask_stream(http, url, {"prompt": "warm", "max_tokens": 2})
         again = []
         for _ in range(2):
@@ -84,7 +85,7 @@ async def be_impatient(config: str, patience_s: float | None) -> dict[str, Any]:
     """Let 30 of OpenAI's clients ask at once; return what they got, and what was paid."""
     [port] = find_free_ports(1)
     flags = ("--metrics", f"127.0.0.1:{port}")
-    async with run_server(config, *flags) as (url, _), open_http() as http:
+    async with run_server(config, MODEL, *flags) as (url, _), open_http() as http:
         await ask_stream(http, url, {"prompt": "warm", "max_tokens": 2})
         before = await read_totals(http, port)
         began = time.perf_counter()
@@ -110,7 +111,7 @@ async def ask_once(url: str, number: int, patience_s: float | None) -> int | str
     """Ask for a text; return its steps, or the name of the error."""
     waits = {} if patience_s is None else {"timeout": patience_s}
     async with openai.AsyncOpenAI(
-        base_url=url, api_key="none", max_retries=RETRIES, **waits
+        base_url=f"{url}/v1", api_key="none", max_retries=RETRIES, **waits
     ) as client:
         try:
             answer = await client.completions.create(
@@ -135,7 +136,7 @@ async def read_totals(http: aiohttp.ClientSession, port: int) -> dict[str, float
 
 async def run(quick: bool) -> Report:
     """Measure a conversation, and clients with and without a time-out."""
-    async with run_network(NODES, NODE_VRAM_BYTES, context=CONTEXT) as (devnet, _):
+    async with run_example(NODES, NODE_VRAM_BYTES, context=CONTEXT) as (devnet, _):
         config = str(devnet.directory)
         spoken = await converse(config)
         clients = {}

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import secrets
-import shutil
 import tempfile
 import time
 import tomllib
@@ -18,25 +17,19 @@ from splitup_oracle.gateway.presigning import Presigner
 
 from bench.measure.prediction import run_bench
 from bench.report import ROOT, Bar, Report, say
-from bench.testbed.models import LLAMA_15M
+from bench.testbed.models import LLAMA_15M, shape_llama
+from bench.testbed.network import run_network
 from bench.testbed.run_python import run_python
 from splitup.core.errors import Unavailable
 from splitup.demo.models import find_example
-from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.processes import find_program
 from splitup.net.http import SignedClient
 from splitup.net.object_transfer import put_object
 from tests.deploy.llamas import save_llama
 
-LARGE: Final[dict[str, Any]] = {  # 324 M parameters in float32: 1.3 GB
-    **LLAMA_15M,
-    "hidden_size": 1_536,
-    "intermediate_size": 4_096,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 12,
-    "tie_word_embeddings": False,
-}
+LARGE: Final = shape_llama(  # 324 M parameters in float32: 1.3 GB
+    1_536, 4_096, layers=8, heads=12, kv_heads=12, tie_word_embeddings=False
+)
 LARGE_TARGET: Final = "300MB"
 LARGEST_TENSOR_BYTES: Final = 4 * 32_000 * 1_536
 PUT_BYTES: Final = 64 * 2**20  # size of an object for the store's bare rate
@@ -139,18 +132,14 @@ def compare_costs(rounds: int) -> tuple[list[Bar], list[dict[str, Any]]]:
 
 async def register() -> tuple[list[Bar], dict[str, Any]]:
     """Register a checkpoint of more than a gigabyte, twice."""
-    directory = Path(tempfile.mkdtemp(prefix="splitup-bench-"))
-    devnet = Devnet(
-        DevnetOptions(directory / "net", 1, 10_000_000), say
-    )  # its node can hold no task
-    try:
+    async with run_network(1, 10_000_000) as (devnet, _):  # its node can hold no task
         say("writing a checkpoint of 1.3 GB")
-        await asyncio.to_thread(save_llama, directory / "model", LARGE, shards=4, scale=0.02)
-        await devnet.start()
+        model = devnet.directory / "model"
+        await asyncio.to_thread(save_llama, model, LARGE, shards=4, scale=0.02)
         before = await measure_puts(devnet.directory)
         command = (
             *(find_program("splitup-deploy"), "register", "--json", "--no-reference"),
-            *("--model", directory / "model", "--name", "large", "--target-vram", LARGE_TARGET),
+            *("--model", model, "--name", "large", "--target-vram", LARGE_TARGET),
             *("--config", devnet.directory),
         )
         say("registering it")
@@ -158,9 +147,6 @@ async def register() -> tuple[list[Bar], dict[str, Any]]:
         say("registering it again")
         again = await run_measured(*command)
         after = await measure_puts(devnet.directory)
-    finally:
-        await devnet.stop()
-        shutil.rmtree(directory, ignore_errors=True)
     sent = first.output["uploaded_bytes"]
     rate, floor = sent / first.seconds, (before + after) / 2
     beside = {

@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
-from bench.modes.network import run_network
 from bench.report import Bar, Report, describe_bars, say
+from bench.testbed.network import run_example
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
 from splitup.devnet.network import Devnet
@@ -43,7 +43,7 @@ async def run(quick: bool) -> Report:
     nodes = Nodes()
     async with (
         AsyncExitStack() as stack,
-        run_network(NODES, NODE_VRAM_BYTES, context=CONTEXT, prepare=nodes.prepare) as (_, net),
+        run_example(NODES, NODE_VRAM_BYTES, context=CONTEXT, prepare=nodes.prepare) as (_, net),
     ):
         stack.push_async_callback(nodes.close)
         tokens = TOKENS // 5 if quick else TOKENS

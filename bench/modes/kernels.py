@@ -24,11 +24,7 @@ async def run(quick: bool) -> Report:
     for row in found["results"]:
         where = f"{row['weights']}, {row['threads']} threads"
         note = "" if "decode / peer" in row else "set $LLAMA_PYTHON to compare with llama.cpp"
-        beside = {
-            name: row[name]
-            for name in row
-            if "tok/s" in name or "/ floor" in name or "/ xnnpack" in name
-        }
+        beside = {name: row[name] for name in row if "tok/s" in name or "/ floor" in name}
         for what, at_least in (("decode", DECODE_BAR), ("prefill", PREFILL_BAR)):
             name = f"{what} against llama.cpp, {where}"
             measured = row.get(f"{what} / peer")

@@ -2,76 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from bench.report import Bar, Report, say, spread, summarise_ms
-from splitup.client.connection import SplitUp
+from bench.testbed.network import run_example
 from splitup.client.outcome import compute_transitions
-from splitup.config import NETWORK_FILE
 from splitup.demo.models import find_example
 from splitup.demo.report import ResultComparison
-from splitup.demo.run import (
-    EXAMPLE,
-    NODES,
-    Generation,
-    compare,
-    generate,
-    register,
-    wait_for_holders,
-)
-from splitup.devnet.network import Devnet, DevnetOptions
+from splitup.demo.run import EXAMPLE, NODES, Generation, compare, generate
 
 RUNS: Final = 8
-LONG_VRAM: Final = "2.5MB"  # a task holds its KV cache, which grows with the context
-
-
-@asynccontextmanager
-async def run_network(
-    nodes: int,
-    vram_bytes: int,
-    *,
-    context: int | None = None,
-    prepare: Callable[[Devnet], Awaitable[None]] | None = None,
-) -> AsyncIterator[tuple[Devnet, SplitUp]]:
-    """Start a network with the example model and a user with a deposit; remove it at the end.
-
-    With a longer ``context`` the example writes nonsense, at the same speed. ``prepare`` may change
-    the network before it has a model.
-    """
-    directory = Path(tempfile.mkdtemp(prefix="splitup-bench-"))
-    devnet = Devnet(DevnetOptions(directory, nodes, vram_bytes), say)
-    try:
-        await devnet.start()
-        if prepare is not None:
-            await prepare(devnet)
-        example = find_example()
-        if context is not None:
-            shutil.copytree(example, directory / "model")
-            example, config = directory / "model", directory / "model" / "config.json"
-            values = json.loads(config.read_text()) | {"max_position_embeddings": context}
-            config.write_text(json.dumps(values))
-        target = EXAMPLE.target_vram if context is None else LONG_VRAM
-        await register(directory, example, replace(EXAMPLE, target_vram=target))
-        async with SplitUp.connect(directory / NETWORK_FILE) as net:
-            await wait_for_holders(net, directory, say)
-            await net.deposit(100)
-            yield devnet, net
-    finally:
-        await devnet.stop()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 async def run(quick: bool) -> Report:
     """Run generations one after the other, and compare each with the uncut model."""
     measured = []
-    async with run_network(NODES, EXAMPLE.node_vram_bytes) as (devnet, net):
+    async with run_example(NODES, EXAMPLE.node_vram_bytes) as (devnet, net):
         for number in range(2 if quick else RUNS):
             say(f"execution {number + 1}")
             generation = await generate(net)

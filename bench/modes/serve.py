@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import signal
 import statistics
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
 
-from bench.modes.network import run_network
 from bench.report import Bar, Report, median_ratio, read_rss_bytes, say, spread
+from bench.testbed.network import run_example
+from bench.testbed.programs import run_server
 from splitup.chain.rpc import Rpc
 from splitup.client.connection import SplitUp
 from splitup.client.outcome import compute_percentile
@@ -23,7 +22,6 @@ from splitup.client.text.generation import generate_tokens
 from splitup.decode.sampler import Sampler
 from splitup.demo.models import MODEL
 from splitup.demo.run import NODES
-from splitup.devnet.processes import find_program
 
 NODE_VRAM_BYTES: Final = 100_000_000  # the caches of CHATS texts are 2.6 MB each
 REQUESTS: Final = 100
@@ -35,38 +33,12 @@ TURN_TOKENS: Final = 200
 _WORDS: Final = ("library", "tool", "python", "server", "font", "game", "network", "editor")
 
 
-@asynccontextmanager
-async def run_server(config: str, *flags: str) -> AsyncIterator[tuple[str, int]]:
-    """Run ``splitup serve``; give its base URL and process id."""
-    process = await asyncio.create_subprocess_exec(
-        *(find_program("splitup"), "serve", MODEL, "--config", config, "--port", "0", *flags),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    async with asyncio.TaskGroup() as group:
-        try:
-            line = (await process.stderr.readline()).decode()
-            found = re.search(r"base URL: (\S+)", line)
-            assert found, line
-            group.create_task(_pass_on(process.stderr))
-            yield found[1], process.pid
-        finally:
-            process.send_signal(signal.SIGINT)
-            await process.wait()
-
-
-async def _pass_on(lines: asyncio.StreamReader) -> None:
-    """Print what the server says; it would wait for a reader when the pipe is full."""
-    async for line in lines:
-        say(line.decode(errors="replace").rstrip())
-
-
 async def run(quick: bool) -> Report:
     """Measure one server with a warm lease, and one with a lease for each chat."""
     requests, rounds = (20, 1) if quick else (REQUESTS, ROUNDS)
-    async with run_network(NODES, NODE_VRAM_BYTES) as (devnet, net):
-        config = str(devnet.directory)
-        async with run_server(config, "--lease-steps", "4096") as (url, pid), open_http() as http:
+    async with run_example(NODES, NODE_VRAM_BYTES) as (devnet, net):
+        serve = partial(run_server, devnet.directory, MODEL)
+        async with serve("--lease-steps", "4096") as (url, pid), open_http() as http:
             say("first tokens")
             first = await measure_first_tokens(http, url, requests)
             say("a conversation")
@@ -79,7 +51,7 @@ async def run(quick: bool) -> Report:
         for number in range(rounds):
             say(f"{CHATS} chats, round {number + 1}")
             many = ("--leases", str(CHATS), "--warm", str(CHATS), "--lease-steps", "256")
-            async with run_server(config, *many) as (url, _), open_http() as http:
+            async with serve(*many) as (url, _), open_http() as http:
                 await chat_over_http(http, url)  # waits for the leases
                 served = await chat_over_http(http, url)
             chats.append({"serve": served, "sdk": await chat_by_sdk(net)})
@@ -98,7 +70,7 @@ async def ask_stream(http: aiohttp.ClientSession, url: str, body: dict[str, Any]
     """
     body = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}, **body}
     begun, first, text, usage = time.perf_counter(), None, "", {}
-    async with http.post(f"{url}/completions", json=body) as reply:
+    async with http.post(f"{url}/v1/completions", json=body) as reply:
         assert reply.status == 200, await reply.text()
         async for line in reply.content:
             if not line.startswith(b"data: {"):
@@ -147,13 +119,13 @@ async def measure_second_turn(
 
 async def measure_idle(url: str, pid: int, count: int) -> float:
     """Return by how many MB the server grows over idle connections."""
-    port = int(url.rpartition(":")[2].partition("/")[0])
+    port = int(url.rpartition(":")[2])
     before = read_rss_bytes(pid)
     async with AsyncExitStack() as stack:
         for _ in range(count):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             stack.callback(writer.close)
-        async with open_http() as http, http.get(f"{url}/models") as reply:
+        async with open_http() as http, http.get(f"{url}/v1/models") as reply:
             assert reply.status == 200  # by now it has taken them all
         return (read_rss_bytes(pid) - before) / 1e6
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.report import Bar, Report, fit_line, say, spread
+from bench.report import Bar, Report, say, spread
 from bench.testbed.delay import HOST, Quality, run_delay
 from bench.testbed.engines import Engines, Model, run_engines
 from bench.testbed.models import BLOCKS as BLOCK_MODEL
@@ -379,7 +379,7 @@ def fit_steps(rows: list[dict[str, Any]]) -> dict[str, Any]:
         if row["decoder"] == "sequential" and row["blocks"] is None and is_plain(row["link"]):
             step_ms.setdefault(trip, []).append(1000 * row["seconds"] / row["steps"])
     medians = {ms: statistics.median(values) for ms, values in step_ms.items()}
-    constant, slope = fit_line(FITTED_MS, [medians[ms] for ms in FITTED_MS])
+    slope, constant = statistics.linear_regression(FITTED_MS, [medians[ms] for ms in FITTED_MS])
     tested = [ms for ms in TESTED_MS if ms in medians]
     errors = [abs((constant + slope * ms) / medians[ms] - 1) for ms in tested]
     return {

@@ -51,16 +51,10 @@ async def run(quick: bool) -> Report:
     """Measure every model; ``MODELS`` holds by what its rounds are divided."""
     rounds = 2 if quick else ROUNDS
     with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name:
-        rows = {}
-        for label, config, divisor in MODELS:
-            folder = Path(name) / label.replace(" ", "")
-            checkpoint, model = await asyncio.to_thread(make_llama, folder, config)
-            say(f"{label}: {len(model.manifest.tasks)} tasks")
-            async with (
-                run_engines(place_tasks([model])) as engines,
-                run_one_piece(checkpoint, CHUNK, CONTEXT) as one_piece,
-            ):
-                rows[label] = await compare(engines, model, one_piece, rounds // divisor)
+        rows = {
+            label: await measure_size(Path(name), label, config, rounds // divisor)
+            for label, config, divisor in MODELS
+        }
     small = rows["15 M"]
     bars = [
         Bar(
@@ -85,6 +79,20 @@ async def run(quick: bool) -> Report:
         ),
     ]
     return Report(bars, rows)
+
+
+async def measure_size(
+    folder: Path, label: str, config: dict[str, Any], rounds: int
+) -> dict[str, Any]:
+    """Compare four nodes with one process on a random Llama of one size."""
+    folder /= label.replace(" ", "")
+    checkpoint, model = await asyncio.to_thread(make_llama, folder, config)
+    say(f"{label}: {len(model.manifest.tasks)} tasks")
+    async with (
+        run_engines(place_tasks([model])) as engines,
+        run_one_piece(checkpoint, CHUNK, CONTEXT) as one_piece,
+    ):
+        return await compare(engines, model, one_piece, rounds)
 
 
 async def compare(

@@ -124,7 +124,7 @@ async def run(quick: bool) -> Report:
         large = {size: Large(4 * size) for size in LARGE}
         async with (
             run_engines([placement] * 3, store_gives_way=True) as engines,
-            run_echo(Path(name)) as exchange,
+            run_echo() as exchange,
         ):
             measured = [
                 await measure(engines, models[size], size, SIZES[size][0] // share, exchange)

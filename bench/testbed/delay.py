@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import astuple, dataclass
 
+from bench.testbed.run_python import run_lines
+
 HOST = "127.0.0.1"
 _CHUNK_BYTES = 2**18
 _SEGMENT_BYTES = 1_460
@@ -97,25 +99,12 @@ async def run_delay(
     targets: Sequence[int],
 ) -> AsyncIterator[tuple[list[int], Callable[[Quality], Awaitable[None]]]]:
     """Start the proxies; yields their ports and the function that sets their quality."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.testbed.delay", *map(str, targets)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    stdin, stdout = process.stdin, process.stdout
-    assert stdin is not None and stdout is not None
+    async with run_lines("bench.testbed.delay", *map(str, targets)) as (ports, ask):
 
-    async def set_quality(quality: Quality) -> None:
-        stdin.write((" ".join(map(str, astuple(quality))) + "\n").encode())
-        await stdout.readline()
+        async def set_quality(quality: Quality) -> None:
+            await ask(" ".join(map(str, astuple(quality))))
 
-    try:
-        ports = [int(port) for port in (await stdout.readline()).split()]
-        await set_quality(Quality())
-        yield ports, set_quality
-    finally:
-        stdin.close()
-        await process.wait()
+        yield [int(port) for port in ports.split()], set_quality
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The floor under a transition: a bare WebSocket exchange between two processes.
 
-    python -m bench.testbed.echo serve URL_FILE
-    python -m bench.testbed.echo call URL  # reads "SIZE COUNT" lines, prints a median in ms each
+    python -m bench.testbed.echo    # serves until stdin ends; prints its URL
+    python -m bench.testbed.echo URL    # answers "SIZE COUNT" lines with a median in ms each
 
 It uses the node's HTTP library and event loop, and nothing else.
 """
@@ -9,28 +9,26 @@ It uses the node's HTTP library and event loop, and nothing else.
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import aiohttp
 import uvloop
 from aiohttp import web
 
-from splitup.devnet.processes import spawn
-from splitup.devnet.state import write_json
+from bench.testbed.run_python import run_lines
 from splitup.net.http import make_app, serve_app
 
 _MAX_BYTES = 2**24
+_MODULE = "bench.testbed.echo"
 
 Measure = Callable[[int, int], Awaitable[float]]  # (bytes, exchanges) -> median in ms
 
 
-async def serve(file: Path) -> None:
+async def serve() -> None:
     """Send every message back."""
 
     async def handle(request: web.Request) -> web.WebSocketResponse:
@@ -43,18 +41,18 @@ async def serve(file: Path) -> None:
     app = make_app()
     app.router.add_get("/", handle)
     server = await serve_app(app, "127.0.0.1", 0)
-    write_json(file, server.url)
-    await asyncio.Event().wait()
+    print(server.url, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
 
 
 async def call(url: str) -> None:
     """Answer every line of stdin with the median exchange."""
-    loop = asyncio.get_running_loop()
     async with (
         aiohttp.ClientSession() as http,
         http.ws_connect(url, max_msg_size=_MAX_BYTES, compress=0) as socket,
     ):
-        while line := await loop.run_in_executor(None, sys.stdin.readline):
+        print("ready", flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
             size, count = map(int, line.split())
             data, times = bytes(size), []
             for _ in range(count):
@@ -66,40 +64,15 @@ async def call(url: str) -> None:
 
 
 @asynccontextmanager
-async def run_echo(directory: Path) -> AsyncIterator[Measure]:
+async def run_echo() -> AsyncIterator[Measure]:
     """Start both processes; yields the function that measures exchanges between them."""
-    file = directory / "echo"
-    command = [sys.executable, "-m", "bench.testbed.echo", "serve", file]
-    server = spawn("echo", command, log=directory / "echo.log")
-    caller: asyncio.subprocess.Process | None = None
-    try:
-        while not file.exists():
-            server.check_running()
-            await asyncio.sleep(0.02)
-        caller = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bench.testbed.echo", "call", json.loads(file.read_text())),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        stdin, stdout = caller.stdin, caller.stdout
-        assert stdin is not None and stdout is not None
+    async with run_lines(_MODULE) as (url, _), run_lines(_MODULE, url.strip()) as (_, ask):
 
         async def measure(size: int, count: int) -> float:
-            stdin.write(f"{size} {count}\n".encode())
-            return float(await stdout.readline())
+            return float(await ask(f"{size} {count}"))
 
         yield measure
-        stdin.close()
-        await caller.wait()
-    finally:
-        if caller is not None and caller.returncode is None:
-            caller.kill()
-            await caller.wait()
-        server.stop()
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        uvloop.run(serve(Path(sys.argv[2])))
-    else:
-        uvloop.run(call(sys.argv[2]))
+    uvloop.run(call(sys.argv[1]) if sys.argv[1:] else serve())

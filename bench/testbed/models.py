@@ -23,42 +23,30 @@ BLOCKS: Final = "records-0.7m-blocks"  # adapted from it
 CHUNK: Final = 8
 _SIZES: Final = Sizes(context=256, chunk=CHUNK)
 _TARGET_BYTES: Final = 10**9  # far more than a task needs, so that the number of tasks decides
-_COMMON: Final[dict[str, Any]] = {"vocab_size": 32_000, "max_position_embeddings": 256}
-LLAMA_15M: Final[dict[str, Any]] = {
-    **_COMMON,
-    "hidden_size": 288,
-    "intermediate_size": 768,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 6,
-    "tie_word_embeddings": True,
-}
-LLAMA_36M: Final[dict[str, Any]] = {  # with the example's tokenizer
-    **_COMMON,
-    "vocab_size": 2_048,
-    "hidden_size": 512,
-    "intermediate_size": 1_408,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "tie_word_embeddings": True,
-}
-LLAMA_124M: Final[dict[str, Any]] = {
-    **_COMMON,
-    "hidden_size": 768,
-    "intermediate_size": 2_048,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-}
-LLAMA_693M: Final[dict[str, Any]] = {
-    **_COMMON,
-    "hidden_size": 1_536,
-    "intermediate_size": 4_096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-}
+
+
+def shape_llama(
+    hidden: int, inner: int, *, layers: int, heads: int, kv_heads: int, **other: Any
+) -> dict[str, Any]:
+    """Return the config.json of a Llama; ``other`` fields replace the usual ones."""
+    return {
+        "vocab_size": 32_000,
+        "max_position_embeddings": 256,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        **other,
+    }
+
+
+TIED: Final[dict[str, Any]] = {"tie_word_embeddings": True}
+LLAMA_15M: Final = shape_llama(288, 768, layers=6, heads=6, kv_heads=6, **TIED)
+# with the example's tokenizer
+LLAMA_36M: Final = shape_llama(512, 1_408, layers=12, heads=8, kv_heads=4, vocab_size=2_048, **TIED)
+LLAMA_124M: Final = shape_llama(768, 2_048, layers=12, heads=12, kv_heads=4)
+LLAMA_693M: Final = shape_llama(1_536, 4_096, layers=24, heads=16, kv_heads=4)
 
 
 def make_llama(folder: Path, config: dict[str, Any]) -> tuple[Path, Model]:

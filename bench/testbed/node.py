@@ -151,7 +151,7 @@ class BenchNode:
             plan.executors(),
             order["task"],
             order["steps"],
-            LogPatience(is_drawn=True),
+            LogPatience(is_drawn=False),  # nobody here waits until executors have stored theirs
         )
         program = self._programs[manifest.tasks[order["task"]].task_id]
         digests = await recompute(self.engine, self.supervisor, program, replay)

@@ -8,11 +8,9 @@ the seconds they took, those of its processor, and the tokens.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ import numpy as np
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
 
+from bench.testbed.run_python import Ask, run_lines
 from splitup.backend.runtime import TaskProgram
 from splitup.core.tensors import array_to_bytes, bytes_to_array
 from splitup.decode.prompt import TextRequest
@@ -32,7 +31,6 @@ from splitup.decode.step import make_arrays, make_causal_step
 FIRST: Final = 5  # the token that every generation begins with
 _WORDS: Final = 1_000  # different tokens of a prompt
 _READ: Final = "read"
-_LINE_BYTES: Final = 2**20
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -69,24 +67,18 @@ def pick(logits: np.ndarray[Any, Any]) -> int:
 class OnePiece:
     """The process, as the one who asks it sees it. Made by ``run_one_piece``."""
 
-    def __init__(self, process: Process) -> None:
-        assert process.stdin is not None and process.stdout is not None
-        self._stdin, self._stdout = process.stdin, process.stdout
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
 
     async def generate(self, tokens: int) -> tuple[float, list[int]]:
         """Return the seconds of as many tokens after the first, and all of them."""
-        said = await self._ask(str(tokens))
+        said = json.loads(await self._ask(str(tokens)))
         return said["s"], said["tokens"]
 
     async def read(self, tokens: int) -> tuple[float, float, int]:
         """Read a prompt; return the seconds, those of the processor, and the token after it."""
-        said = await self._ask(f"{_READ} {tokens}")
+        said = json.loads(await self._ask(f"{_READ} {tokens}"))
         return said["s"], said["cpu_s"], said["tokens"][0]
-
-    async def _ask(self, line: str) -> dict[str, Any]:
-        self._stdin.write(f"{line}\n".encode())
-        said: dict[str, Any] = json.loads(await self._stdout.readline())
-        return said
 
 
 class _Whole:
@@ -141,26 +133,9 @@ def main() -> None:
 @asynccontextmanager
 async def run_one_piece(model: Path, chunk: int, context: int) -> AsyncIterator[OnePiece]:
     """Start the process; it serves until the block is left."""
-    process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "bench.testbed.uncut_process",
-            str(model),
-            str(chunk),
-            str(context),
-        ),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=_LINE_BYTES,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        await process.stdout.readline()
-        yield OnePiece(process)
-    finally:
-        process.stdin.close()
-        await process.wait()
+    arguments = (str(model), str(chunk), str(context))
+    async with run_lines("bench.testbed.uncut_process", *arguments) as (_, ask):
+        yield OnePiece(ask)
 
 
 if __name__ == "__main__":

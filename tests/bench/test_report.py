@@ -14,7 +14,6 @@ from bench.report import (
     Report,
     compute_median_interval,
     describe_bars,
-    fit_line,
     median_ratio,
     spread,
     summarise_ms,
@@ -38,13 +37,6 @@ def test_a_missed_bar_says_so_with_what_stands_beside_it() -> None:
     text = describe_bars(Report(bars).to_dict()["bars"])
     assert "MISSED  transition: 2.5 ms (bar ≤ 1)\n          floor: 0.07" in text
     assert "MISSED  peer: not measured × (bar ≥ 0.6)\n          set $LLAMA_PYTHON" in text
-
-
-def test_a_line_through_points() -> None:
-    assert fit_line([20, 80], [25, 85]) == pytest.approx((5, 1))
-    assert fit_line([0, 1, 2], [0, 2, 1]) == pytest.approx((0.5, 0.5))
-    with pytest.raises(ValueError, match="two different places"):
-        fit_line([1, 1], [2, 3])
 
 
 def test_ratios_are_taken_within_rounds() -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bench.lottery.lottery import compute_ks_distance, compute_p_value, compute_shares, make_market
-from bench.lottery.report import (
+from bench.economics.lottery import (
+    compute_ks_distance,
+    compute_p_value,
+    compute_shares,
+    make_market,
+)
+from bench.modes.selection import (
     DRAWS,
     KS_BOUND,
     MIXED,

@@ -1,1 +1,0 @@
-"""Simulations of how nodes are chosen: ``python -m bench selection``."""
