@@ -38,7 +38,7 @@ DEPLOYER: Final = "deployer"
 GIFT_WEI: Final = 10**18  # one ether is enough for any number of a devnet's transactions
 # Short, to be watched on one machine; a real network gives a settlement an hour.
 DEVNET_PARAMETERS: Final = MarketParameters(max_deadline_s=1_800, settlement_grace_s=60)
-DEVNET_UNBONDING_S: Final = 1_900  # longer than any execution, as the market demands
+DEVNET_UNBONDING_S: Final = 6 * 3600 + 1_900  # longer than snapshots and executions last
 
 
 @dataclass(frozen=True, slots=True)
