@@ -234,6 +234,11 @@ class Simulation:
 
         self.after(period_s, again)
 
+    def skip(self, seconds: float) -> None:
+        """Let time pass in which nothing happens: all that is due comes so much later."""
+        self.now += seconds
+        self._queue = [(at + seconds, count, action) for at, count, action in self._queue]
+
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         end = self.now + seconds
         while self._queue and self._queue[0][0] <= end:
@@ -362,8 +367,9 @@ class Simulation:
                 return
 
     def _tick(self) -> None:
-        for account in self.members:
-            self.feed(account, ev.Tick())
+        for account, member in self.members.items():
+            if member.get_next_s(self.now) <= self.now:  # as its process does
+                self.feed(account, ev.Tick())
 
     # ---- the chain --------------------------------------------------------------------------
 
