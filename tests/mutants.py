@@ -365,7 +365,7 @@ MUTANTS: Final = (
     Mutant(
         "result that was committed to",
         f"{_SETTLEMENT}/task_checks.py",
-        "if known is not None and (fixed == known.result.root() or known.result == answer.result):",
+        "if known is not None and (fixed == known.root or known.result == answer.result):",
         "if known is not None:",
         f"{_TESTS}/settlement/test_task_checks.py::"
         "test_the_answer_that_was_committed_to_replaces_another_and_is_not_replaced",
@@ -552,7 +552,7 @@ MUTANTS: Final = (
     Mutant(
         "result behind its commitment",
         f"{_SETTLEMENT}/task_checks.py",
-        "return answer.result if fixed == answer.result.root() else None",
+        "return answer.result if fixed == answer.root else None",
         "return answer.result",
         f"{_TESTS}/settlement/test_task_checks.py::test_an_answer_that_is_not_what_was_committed_to_is_silence",
     ),

@@ -301,6 +301,7 @@ MAX_CLASSES: Final = 64  # determinism classes whose computation here a member r
 MAX_DEFINED: Final = 64  # disputed tasks of which a member remembers that noise changes little
 RULING_RETRY_S: Final = 10.0  # before a member tries again to fetch inputs that were missing
 REPLAY_OVERHEAD_BYTES: Final = 4 * 1024 * MIB  # address space of Python, tinygrad and a compiler
+SETTLEMENT_LOOK_S: Final = 0.25  # between looks at an execution without news; its stages are longer
 SETTLEMENT_STAGE_S: Final = 2.0  # per rank: signatures and a block
 RTT_PERIOD_S: Final = 5.0  # between two probes of a node
 REST_RTT_PERIOD_S: Final = 300.0  # the same while the member rests; all are probed when that ends

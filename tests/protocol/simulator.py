@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Unavailable
-from splitup.crypto import bls, quorum
+from splitup.crypto import bls, keys, quorum
 from splitup.crypto.jws import sign_jws, verify_jws
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest, TaskSource
@@ -75,9 +75,10 @@ VERIFY_NONE = Economics(sampling_bps=0, reward_milli=1_200, slash_milli=100_000)
 
 
 CLIENT_IDENTITY = make_identity(999)
-# Once for all members of a simulation: it is pure, and two pairings. What does not verify raises,
-# and is not kept.
+# Once for all members of a simulation: they are pure. What does not verify raises, and is not kept.
 bls.verify_signature = lru_cache(1_024)(bls.verify_signature)
+keys.verify_raw = lru_cache(4_096)(keys.verify_raw)
+quorum.recover_signer = lru_cache(4_096)(quorum.recover_signer)
 
 
 @dataclass(slots=True)
@@ -233,6 +234,11 @@ class Simulation:
 
         self.after(period_s, again)
 
+    def skip(self, seconds: float) -> None:
+        """Let time pass in which nothing happens: all that is due comes so much later."""
+        self.now += seconds
+        self._queue = [(at + seconds, count, action) for at, count, action in self._queue]
+
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         end = self.now + seconds
         while self._queue and self._queue[0][0] <= end:
@@ -361,8 +367,9 @@ class Simulation:
                 return
 
     def _tick(self) -> None:
-        for account in self.members:
-            self.feed(account, ev.Tick())
+        for account, member in self.members.items():
+            if member.get_next_s(self.now) <= self.now:  # as its process does
+                self.feed(account, ev.Tick())
 
     # ---- the chain --------------------------------------------------------------------------
 
@@ -932,6 +939,7 @@ def sign_token(identity: Identity, route: api.Route[M], message: M) -> str:
     return sign_jws(identity, typ=route.typ, audience=COMMITTEE, body=body, now_s=0)
 
 
+@lru_cache(4_096)
 def read_token(route: api.Route[M], token: str) -> tuple[M, str]:
     claims = verify_jws(token, typ=route.typ, audience=COMMITTEE, now_s=None)
     return route.parse(claims.body), claims.issuer

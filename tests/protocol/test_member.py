@@ -70,7 +70,7 @@ def test_an_execution_is_planned_settled_and_forgotten() -> None:
             "draw",
             "settlement",
         }
-    simulation.now += 300 + GRACE_S + tuning.SIGNED_MARGIN_S  # past the deadline's end, for long
+    simulation.skip(300 + GRACE_S + tuning.SIGNED_MARGIN_S)  # past the deadline's end, for long
     simulation.run(3)
     for account in simulation.members:
         slots = [key for kind, key in simulation.journals[account] if kind == "signed"]
@@ -250,7 +250,7 @@ def test_an_unsettled_execution_is_forgotten_after_its_refund() -> None:
         assert member.get_status(simulation.now)["executions_open"] == 0
         slots = [key for kind, key in simulation.journals[account] if kind == "signed"]
         assert {slot.partition("/")[0] for slot in slots} == {"snapshot", "plan"}
-    simulation.now += 300 + GRACE_S + tuning.SIGNED_MARGIN_S  # past the deadline's end, for long
+    simulation.skip(300 + GRACE_S + tuning.SIGNED_MARGIN_S)  # past the deadline's end, for long
     simulation.run(3)
     for account in simulation.members:
         slots = [key for kind, key in simulation.journals[account] if kind == "signed"]

@@ -405,8 +405,15 @@ class SettlementAgreement:
         commands: list[Command] = []
         for state in list(self._states.values()):
             collected = state.collected
-            if collected.by_node or collected.counts or state.chain.agreed:
-                commands += self._advance(state, now)
+            if now >= state.look_at and (
+                collected.by_node or collected.counts or state.chain.agreed
+            ):
+                found = self._advance(state, now)
+                commands += found
+                if not found:  # nothing is left to do but what time brings
+                    state.look_at = now + tuning.SETTLEMENT_LOOK_S
+                    if state.verification is not None:
+                        state.look_at = min(state.look_at, state.verification.attest_at)
         return commands
 
     # ---- the steps, in order ----------------------------------------------------------------
@@ -417,10 +424,12 @@ class SettlementAgreement:
         They look at every drawn task. Of a thousand that are drawn thousands of answers come, and
         looking at all for each of them would keep a member from hearing honest nodes in time.
         """
+        state.look_at = now
         return self._advance(state, now) if state.verification is None else []
 
     def _advance(self, state: SettlementState, now: float) -> list[Command]:
         """Take every step that the evidence allows, in the order of the phases."""
+        state.look_at = now
         if self._context.group is None or isinstance(state.phase, Requested):
             return []
         if isinstance(state.phase, Planned):

@@ -139,6 +139,7 @@ class SettlementState:
         default_factory=dict
     )  # no other proposal before, by sender
     rounds: int = 0  # of our own proposals; never reused, whatever is reverted
+    look_at: float = 0.0  # ticks before this take no steps: nothing came since the last ones
 
     # ---- what the phase holds ---------------------------------------------------------------
 

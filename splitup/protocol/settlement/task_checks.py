@@ -22,6 +22,10 @@ from splitup.protocol.settlement.proof_of_sampling import count_needed, find_usa
 class ValidatorAnswer:
     result: VerificationResult
     token: str  # as the validator signed it
+    root: str = field(init=False)  # that the validator's commitment has to name
+
+    def __post_init__(self) -> None:
+        self.root = self.result.root()
 
 
 @dataclass(slots=True)
@@ -79,7 +83,7 @@ class TaskCheck:
             return False
         known = self.answers.get(validator)
         fixed = attestations.find_fixed(self.task, validator)
-        if known is not None and (fixed == known.result.root() or known.result == answer.result):
+        if known is not None and (fixed == known.root or known.result == answer.result):
             return False
         self.answers[validator] = answer
         return True
@@ -207,7 +211,7 @@ class TaskCheck:
         fixed = attestations.find_fixed(self.task, validator)
         if answer.result.error:  # after a commitment an error does not count
             return answer.result if fixed is None else None
-        return answer.result if fixed == answer.result.root() else None
+        return answer.result if fixed == answer.root else None
 
     def _may_count(
         self, attestations: Attestations, validator: str, commitment: TaskCommitment | None

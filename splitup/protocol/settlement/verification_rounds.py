@@ -76,9 +76,12 @@ class VerificationRounds:
             for task, check in checks.items():
                 commitment = verification.find_commitment(task)
                 check.advance(verification.attestations, commitment, due_at, until, now)
+            said = verification.attested
             commands += self._attest(execution_id, verification, now)
             for check in checks.values() if verification.has_closed() else ():
                 check.closed_at = now if check.closed_at is None else check.closed_at
+            if verification.attested is said:
+                break
         heard = _count_rulings(verification)
         if heard > verification.heard_rulings:
             verification.heard_rulings = heard
@@ -141,7 +144,7 @@ class VerificationRounds:
     ) -> Attestation:
         attestations, due_at = verification.attestations, verification.due_at
         checks = sorted(verification.checks.items())
-        covered = all(check.is_covered(attestations) for _, check in checks)
+        said = verification.attested.attestation if verification.attested else None
         silent: list[Silence] = []
         if due_at is not None:
             silent += [
@@ -155,18 +158,19 @@ class VerificationRounds:
                 for validator in check.asked_at
                 if check.is_overdue(attestations, validator)
             ]
-        held = (
+        known = {(one.task, one.validator) for one in said.held} if said else set()
+        held = (  # a validator's first commitment is kept, so what was said of one stays true
             Held(task=task, validator=validator, root=root)
             for task, check in checks
             for validator, root in check.get_attested()
+            if (task, validator) not in known
         )
         rulings = (ruling for _, ruling in sorted(verification.rulings.items()))
-        said = verification.attested.attestation if verification.attested else None
         return Attestation(
             execution_id=execution_id,
             member=self._context.account,
             steps=verification.draw.steps,
-            due=covered or due_at is not None,
+            due=due_at is not None or all(check.is_covered(attestations) for _, check in checks),
             # nothing is taken back: what others counted of us our next words prove as well
             held=_unite(said.held if said else (), held),
             silent=_unite(said.silent if said else (), silent),
@@ -223,8 +227,8 @@ class VerificationRounds:
                     if not in_time and not self._is_too_late(verification, check, now):
                         return commands
             verdict = judge(commitment, executor, usable, ruling, compared, in_time=in_time)
-        withheld = check.get_withheld(attestations)
-        verdict = replace(verdict, silent=withheld)
+        if withheld := check.get_withheld(attestations):
+            verdict = replace(verdict, silent=withheld)
         if verification.verdicts.get(check.task) != verdict:
             verification.verdicts[check.task] = verdict
             commands.append(_describe(execution_id, verdict))
@@ -343,7 +347,9 @@ class VerificationRounds:
         return now - max(check.disputed_at, self._ruled_at) >= patience_s
 
 
-def _unite(said: Iterable[S], more: Iterable[S]) -> tuple[S, ...]:
+def _unite(said: Sequence[S], more: Iterable[S]) -> tuple[S, ...]:
+    if not (more := tuple(more)):
+        return tuple(said)
     return tuple(dict.fromkeys((*said, *more)))[-limits.MAX_STATEMENTS :]
 
 
@@ -374,6 +380,8 @@ def _contradicts(found: Ruling, claim: TaskCommitment) -> bool:
 def _order(verification: Verification, check: TaskCheck, now: float) -> list[Command]:
     """Send the order to the validators that are due to get it."""
     validators = check.find_orders(verification.attestations, now, verification.place)
+    if not validators:
+        return []
     entries = {entry.node: entry for entry in verification.context.snapshot.entries}
     return [
         PushVerification(

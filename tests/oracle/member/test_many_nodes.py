@@ -91,7 +91,7 @@ def make_events(members: list[MemberView], nodes: int) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("nodes", [2_000, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("nodes", [1_200, pytest.param(10_000, marks=pytest.mark.long)])
 async def test_a_snapshot_of_thousands_of_nodes_is_agreed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int
 ) -> None:

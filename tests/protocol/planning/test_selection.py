@@ -26,6 +26,7 @@ from splitup.protocol.planning.sampling_clocks import (
     neglog2_q32,
 )
 from splitup.protocol.planning.selection import (
+    COLUMN_VALUES,
     CandidatePool,
     Index,
     compute_plan,
@@ -380,6 +381,7 @@ def test_columns_give_the_weights_and_clocks_of_single_nodes(
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1))
 def test_many_logarithms_are_the_single_ones(values: list[int]) -> None:
     values += [0, 1, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]
+    values *= -(-COLUMN_VALUES // len(values))
     found = neglog2_q32_of(np.array(values, np.uint64))
     assert found.tolist() == [neglog2_q32(value) for value in values]
 

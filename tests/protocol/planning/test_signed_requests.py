@@ -278,7 +278,7 @@ def test_s03_what_was_signed_outlives_expiry_restart_and_settlement() -> None:
     assert not list_kept(simulation), "the first has expired"
     simulation.start_member(0)
     assert len(list_plan_slots(simulation, account)) == 2
-    simulation.now += 60 + GRACE_S + tuning.SIGNED_MARGIN_S
+    simulation.skip(60 + GRACE_S + tuning.SIGNED_MARGIN_S)
     simulation.run(3)
     assert list_plan_slots(simulation, account) == [], "the chain's time has closed both"
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.messages.plans import Plan
-from splitup.messages.verification import VerificationOrder
+from splitup.messages.verification import ValidatorCommitment, VerificationOrder
 from splitup.protocol.committee import commands as cmd
+from splitup.protocol.committee import events as ev
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.task_checks import TaskCheck
+from splitup.protocol.settlement.verification_rounds import VerificationRounds
 from tests.builders import address
 from tests.protocol.settlement.test_outsiders import Ring
 from tests.protocol.simulator import GRACE_S, VERIFY_ALL, Node, Simulation, get_slashes, settle
@@ -165,3 +168,35 @@ def test_all_validators_together_have_no_more_time_than_is_left(steps: int, coun
     usual_s = limits.VERIFICATION_SILENCE_S + limits.VERIFICATION_STEP_S * steps
     starts = [*check.asked_at.values(), now]
     assert min(b - a for a, b in pairwise(starts)) >= int(min(until / count, usual_s))
+
+
+def test_an_execution_without_news_is_looked_at_seldom_and_news_of_it_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Members tick every 50 ms; to look at a thousand drawn tasks each time would fill a core."""
+    looks, advance = [], VerificationRounds.advance
+
+    def count(*args: Any) -> list[cmd.Command]:
+        looks.append(args)
+        return advance(*args)
+
+    monkeypatch.setattr(VerificationRounds, "advance", count)
+    simulation = Quiet(tasks=1)
+    execution_id = simulation.request(steps=STEPS, deadline_s=DEADLINE_S)
+    assert simulation.run(DEADLINE_S, lambda: bool(simulation.asked))
+    simulation.run(1.5)
+    before, seconds = len(looks), 6
+    simulation.run(seconds)
+    often = 1 / tuning.SETTLEMENT_LOOK_S + 2  # and after each repetition of what was said
+    assert 0 < len(looks) - before <= often * seconds * len(simulation.members)
+    member, validator = next(iter(simulation.members.values())), simulation.asked[0][0]
+    held = ValidatorCommitment(
+        execution_id=execution_id, task=0, validator=validator, root="0x" + "11" * 32
+    )
+    key = simulation.by_node[validator].identity.signing_key_hex
+    member.handle(ev.Tick(), simulation.now + 1.0)
+    member.handle(ev.Tick(), simulation.now + 1.05)
+    member.handle(ev.ValidatorCommitmentReceived(held, key), simulation.now + 1.06)
+    member.handle(ev.Tick(), simulation.now + 1.1)
+    said = member.find_attestation(execution_id)
+    assert said is not None and [one.root for one in said.attestation.held] == [held.root]
