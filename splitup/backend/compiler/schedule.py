@@ -139,9 +139,7 @@ def compile_graph(graph: CheckedGraph, device: str, *, uses_native_code: bool = 
         raise InvalidModel(f"tinygrad cannot compile the graph ({reason})") from error
 
 
-def compile_once(
-    graph: CheckedGraph, device: str, *, uses_native_code: bool = True
-) -> Schedule:
+def compile_once(graph: CheckedGraph, device: str, *, uses_native_code: bool = True) -> Schedule:
     """Do the same; graphs that differ in names alone, as a model's blocks do, are compiled once."""
     nameless = Graph(
         tuple(replace(spec, name="") for spec in graph.inputs),
