@@ -28,6 +28,7 @@ from splitup.backend.batching import (
 from splitup.backend.compiler.arena_layout import MemoryPlan, plan_memory
 from splitup.backend.compiler.launch_sizes import read_size
 from splitup.backend.compiler.lowering import Lowered, lower_graph
+from splitup.backend.compiler.simplified_sizes import keep_simplified
 from splitup.backend.compiler.tinygrad_fixes import install_fixes
 from splitup.backend.compiler.unrolling import install_bound
 from splitup.backend.native_code import NativeCode, NativeKernel, find_native_code
@@ -160,6 +161,7 @@ def compile_once(graph: CheckedGraph, device: str, *, uses_native_code: bool = T
 
 def _compile(graph: CheckedGraph, device: str, uses_native_code: bool) -> Schedule:
     install_fixes()
+    keep_simplified()
     install_bound()
     lowered = lower_graph(graph, device)
     native = find_native_code(device) if uses_native_code else None
