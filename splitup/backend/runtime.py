@@ -35,7 +35,7 @@ from splitup.backend.buffers import (
     make_writer,
 )
 from splitup.backend.compiler.compile_process import compile_apart
-from splitup.backend.compiler.schedule import Place, Role, Schedule, compile_graph
+from splitup.backend.compiler.schedule import Place, Role, Schedule, compile_once
 from splitup.backend.compiler.schedule_bytes import decode_schedule
 from splitup.backend.devices.device_choice import DeviceReport, select_device
 from splitup.backend.joins import find_join
@@ -171,7 +171,7 @@ class TaskProgram:
         if kernels is not None:
             schedule = decode_schedule(kernels, find_native_code(self.device))
         elif graph is not None:
-            schedule = compile_graph(graph, self.device)
+            schedule = compile_once(graph, self.device)
         else:
             schedule = compile_apart(load, self.device)
         self._start(graph or load(), schedule, open_weights(weights), on_progress=on_progress)
@@ -200,7 +200,7 @@ class TaskProgram:
         if kernels is not None:
             schedule = decode_schedule(kernels, find_native_code(program.device))
         else:
-            schedule = compile_graph(graph, program.device, uses_native_code=uses_native_code)
+            schedule = compile_once(graph, program.device, uses_native_code=uses_native_code)
         program._start(graph, schedule, get_bytes, uses_native_code)
         return program
 

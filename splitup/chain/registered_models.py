@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from splitup.chain.client import Chain
 from splitup.core import limits
 from splitup.core.errors import ChainRejected, InvalidInput
+
+if TYPE_CHECKING:
+    from splitup.chain.client import Chain  # half a second, of which names need nothing
 
 _MODEL_ID: Final = re.compile(r"0x[0-9a-f]{64}")
 

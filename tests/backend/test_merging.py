@@ -44,6 +44,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def compile_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some tests change how a graph is compiled that another one has compiled before."""
+    monkeypatch.setattr(schedule, "_schedules", {})
+
+
 def count_rows(b: Builder, x: int) -> int:
     """Add the number of rows."""
     ones = b.add("EXPAND", "float32", b.const("float32", encode_float(1.0)), arg=("T", WIDTH))

@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from splitup.backend.compiler import schedule
+from splitup.backend.compiler.schedule import Schedule, compile_graph
+from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import State, TaskProgram
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput, InvalidModel
-from splitup.graph.rules import check_graph
+from splitup.graph.ir import Graph, encode_float
+from splitup.graph.rules import CheckedGraph, check_graph
 from tests.graph.graphs import Builder, make_counter, make_running_sum
 
 
@@ -60,6 +65,41 @@ def test_interleaved_executions_do_not_touch_each_other() -> None:
         mixed[0].append(step(program, first, 1.0 + n).tobytes())
         mixed[1].append(step(program, second, 5.0 + n).tobytes())
     assert mixed == alone
+
+
+def make_scaled(name: str, weight: float, factor: str = "2") -> tuple[Graph, bytes]:
+    b = Builder()
+    x = b.input(f"x{name}", "float32", 4)
+    w = b.weight(f"w{name}", np.full(4, weight, np.float32))
+    scaled = b.add("MUL", "float32", w, b.const("float32", encode_float(float(factor))))
+    y = b.store("float32", b.add("MUL", "float32", x, scaled))
+    return b.graph({f"y{name}": y}), b.weight_bytes[f"w{name}"]
+
+
+def test_graphs_that_differ_in_names_alone_are_compiled_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = []
+
+    def compile_and_count(graph: CheckedGraph, *args: Any, **options: Any) -> Schedule:
+        compiled.append(graph)
+        return compile_graph(graph, *args, **options)
+
+    monkeypatch.setattr(schedule, "compile_graph", compile_and_count)
+    monkeypatch.setattr(schedule, "_schedules", {})
+    for case, result in (
+        (make_scaled("a", 3), 6),
+        (make_scaled("b", 5), 10),
+        (make_scaled("a", 3, "4"), 12),
+    ):
+        program = TaskProgram.from_graph(check_graph(case[0]), lambda _, case=case: case[1])
+        np.testing.assert_array_equal(step(program, program.new_state(), 1.0), [result] * 4)
+    assert [graph.inputs[0].name for graph in compiled] == ["xa", "xa"]
+    monkeypatch.setattr(schedule, "_MAX_SCHEDULES", 2)
+    device = select_device().device
+    for name, factor in (("c", "8"), ("d", "4"), ("e", "2")):  # the oldest of two is forgotten
+        schedule.compile_once(check_graph(make_scaled(name, 1, factor)[0]), device)
+    assert len(compiled) == 4 and len(schedule._schedules) == 2
 
 
 def test_a_failed_step_leaves_the_state() -> None:

@@ -140,7 +140,7 @@ def _load_backend(case: Case, name: str, schedule: Schedule) -> _Backend:
 
         with (
             guard_allocations(memory),
-            patch.object(runtime, "compile_graph", get_schedule),
+            patch.object(runtime, "compile_once", get_schedule),
             # values with guard pages between them take more memory than predicted
             patch.object(runtime, "_check_schedule", lambda *arguments: None),
         ):

@@ -54,7 +54,6 @@ def command(options: RegisterOptions, *, output: JsonOutput) -> None:
     from splitup.chain.registered_models import check_name
     from splitup.core import event_loop
     from splitup_deploy.cutting.build import parse_sizes
-    from splitup_deploy.publishing.registration import check_ready, publish
     from splitup_deploy.showing.profile import compute_profile
     from splitup_deploy.showing.progress import UploadBar, show_model, show_registration
 
@@ -65,6 +64,8 @@ def command(options: RegisterOptions, *, output: JsonOutput) -> None:
         profile = compute_profile(compiled.manifest, compiled.times_ps, targets)
         show_model(output, profile, options.name, compiled.is_complete)
         return
+    from splitup_deploy.publishing.registration import check_ready, publish
+
     network = options.network.load(options.key)
     identity = network.load_user()
 

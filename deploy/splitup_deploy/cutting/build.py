@@ -5,11 +5,9 @@ The same model and target give the same bytes in every process and on every mach
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
@@ -18,6 +16,7 @@ from typing import Any, Final
 from splitup.backend.tinygrad_types import TINYGRAD_VERSION
 from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
 from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.garbage import leave_cycles
 from splitup.core.tensors import TensorSpec, encode_safetensors_header
 from splitup.graph.cost import (
     compute_flops,
@@ -144,23 +143,7 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     return result
 
 
-@contextmanager
-def _leave_cycles() -> Iterator[None]:
-    """Do not look for cycles of unused objects.
-
-    A compiler makes a million objects without cycles and keeps them: looking takes a sixth of its
-    time and finds nothing.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@_leave_cycles()
+@leave_cycles()
 def build(
     model: str,
     target_vram_bytes: int | Collection[int],

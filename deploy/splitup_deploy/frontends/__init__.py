@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from splitup.backend.compiler.simplified_sizes import keep_simplified
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.chat import check_tokenizer
 from splitup_deploy.frontends.gguf.load import is_gguf_file, load_gguf
@@ -82,6 +83,7 @@ def trace_model(source: str, sizes: Sizes | None = None) -> SourceModel:
 
     Raises InvalidModel naming what is missing or not supported.
     """
+    keep_simplified()
     sizes = sizes or Sizes()
     for name, front_end in FRONT_ENDS.items():
         if front_end.recognises(source):

@@ -28,10 +28,13 @@ from splitup.backend.batching import (
 from splitup.backend.compiler.arena_layout import MemoryPlan, plan_memory
 from splitup.backend.compiler.launch_sizes import read_size
 from splitup.backend.compiler.lowering import Lowered, lower_graph
+from splitup.backend.compiler.simplified_sizes import keep_simplified
 from splitup.backend.compiler.tinygrad_fixes import install_fixes
 from splitup.backend.compiler.unrolling import install_bound
 from splitup.backend.native_code import NativeCode, NativeKernel, find_native_code
 from splitup.core.errors import InvalidModel, SplitUpError
+from splitup.core.garbage import leave_cycles
+from splitup.graph.ir import Graph
 from splitup.graph.rules import CheckedGraph
 
 Role = Literal["input", "weight", "old", "new", "value"]
@@ -46,6 +49,10 @@ _SETTINGS: Final[Mapping[str, Any]] = {
     **{"DEFAULT_FLOAT": "float32", "DEFAULT_INT": "int32", "NO_MEMORY_PLANNER": 1},
     **{"TRACK_MATCH_STATS": 0, "CACHELEVEL": 0},
 }
+
+
+_MAX_SCHEDULES: Final = 16  # of tasks that this process compiled itself
+_schedules: Final[dict[tuple[Graph, str, bool], Schedule]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,7 @@ class Schedule:
     blocks: tuple[Block, ...]  # () where consecutive steps run one by one
 
 
+@leave_cycles()
 def compile_graph(graph: CheckedGraph, device: str, *, uses_native_code: bool = True) -> Schedule:
     """Schedule and compile a graph; raises InvalidModel for what tinygrad cannot."""
     try:
@@ -132,8 +140,28 @@ def compile_graph(graph: CheckedGraph, device: str, *, uses_native_code: bool = 
         raise InvalidModel(f"tinygrad cannot compile the graph ({reason})") from error
 
 
+def compile_once(graph: CheckedGraph, device: str, *, uses_native_code: bool = True) -> Schedule:
+    """Do the same; graphs that differ in names alone, as a model's blocks do, are compiled once."""
+    nameless = Graph(
+        tuple(replace(spec, name="") for spec in graph.inputs),
+        tuple(replace(weight, name="", digest="") for weight in graph.weights),
+        tuple(replace(spec, name="") for spec in graph.states),
+        graph.nodes,
+        tuple(replace(output, name="") for output in graph.outputs),
+        graph.updates,
+        graph.symbols,
+    )
+    key = nameless, device, uses_native_code
+    if key not in _schedules:
+        if len(_schedules) == _MAX_SCHEDULES:
+            _schedules.pop(next(iter(_schedules)))
+        _schedules[key] = compile_graph(graph, device, uses_native_code=uses_native_code)
+    return _schedules[key]
+
+
 def _compile(graph: CheckedGraph, device: str, uses_native_code: bool) -> Schedule:
     install_fixes()
+    keep_simplified()
     install_bound()
     lowered = lower_graph(graph, device)
     native = find_native_code(device) if uses_native_code else None

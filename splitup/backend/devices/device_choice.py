@@ -20,6 +20,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,6 +43,10 @@ _DRIVERS: Final = {
 }
 _DRIVER_CHARS: Final = 120  # of the 200 that the name of a class may have
 _X86: Final = frozenset({"x86_64", "amd64"})
+_NVIDIA: Final = frozenset({"NV", "CUDA"})
+_NVIDIA_FILES: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the driver's, and WSL's
+_NVIDIA_VENDOR: Final = "0x10de"
+_PCI_DEVICES: Final = Path("/sys/bus/pci/devices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +156,22 @@ def _find_driver(device: str) -> Any:
 
 
 def _opens(device: str) -> bool:
+    if device in _NVIDIA and _lacks_nvidia():
+        return False
     with suppress(Exception):  # every missing driver raises another error
         return Device[device] is not None
+    return False
+
+
+def _lacks_nvidia() -> bool:
+    """Return whether no GPU of NVIDIA can be here: loading the drivers takes most of a second."""
+    if sys.platform != "linux" or platform.machine().lower() not in _X86:
+        return False  # where a GPU may be no PCI device
+    if any(path.exists() for path in _NVIDIA_FILES):
+        return False
+    with suppress(OSError):
+        vendors = [path.read_text().strip() for path in _PCI_DEVICES.glob("*/vendor")]
+        return _NVIDIA_VENDOR not in vendors
     return False
 
 

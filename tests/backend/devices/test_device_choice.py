@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from splitup.backend.devices import device_choice
 from splitup.backend.devices.device_choice import get_common_class
 from splitup.cpu import host_programs
 from splitup.cpu.native_kernels import MATMULS_VERSION, is_supported
@@ -102,6 +103,35 @@ def test_other_machines_have_no_vectors(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
         monkeypatch.setattr(platform, "system", lambda system=system: system)
         assert not is_supported.__wrapped__()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_no_driver_is_loaded_for_a_gpu_that_is_not_there(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_choice, "_lacks_nvidia", lambda: not is_there)
+    monkeypatch.setattr(device_choice, "Device", dict.fromkeys(device_choice.GPU_DEVICES, "opened"))
+    opened = [name for name in device_choice.GPU_DEVICES if device_choice._opens(name)]
+    assert opened == ["METAL", "AMD", *(["NV", "CUDA"] if is_there else [])]
+
+
+@pytest.mark.skipif(not X86 or sys.platform != "linux", reason="looked for on PCI only there")
+def test_an_nvidia_gpu_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_choice, "_NVIDIA_FILES", (tmp_path / "nvidiactl", tmp_path / "dxg"))
+    monkeypatch.setattr(device_choice, "_PCI_DEVICES", tmp_path)
+    for slot, vendor in (("0000:00:1f.0", "0x8086"), ("0000:01:00.0", "0x1002")):
+        (tmp_path / slot).mkdir()
+        (tmp_path / slot / "vendor").write_text(vendor + "\n")
+    assert device_choice._lacks_nvidia()
+    (tmp_path / "dxg").touch()  # a driver without a PCI device
+    assert not device_choice._lacks_nvidia()
+    (tmp_path / "dxg").unlink()
+    (tmp_path / "0000:02:00.0").mkdir()
+    (tmp_path / "0000:02:00.0" / "vendor").mkdir()  # cannot be read
+    assert not device_choice._lacks_nvidia()
+    (tmp_path / "0000:02:00.0" / "vendor").rmdir()
+    (tmp_path / "0000:02:00.0" / "vendor").write_text("0x10de\n")  # a card without a driver
+    assert not device_choice._lacks_nvidia()
 
 
 SOURCES = """

@@ -266,7 +266,8 @@ def test_variants_are_computed_in_processes_of_their_own(
 
     with pytest.raises(Unavailable, match="nothing to compare"):
         (empty := tmp_path / "empty").mkdir()
-        calibrate_model(compiled, empty, 3, variants=(broken,))
+        unable = Variant("no Python", {"PYTHONHOME": str(empty)})
+        calibrate_model(compiled, empty, 3, variants=(unable,))
 
 
 def test_a_private_model_is_calibrated_where_nodes_compute(

@@ -52,9 +52,10 @@ def test_help_loads_nothing_heavy(verb: str) -> None:
     assert "Usage:" in done.stdout and done.stdout.splitlines()[-1] == "loaded:"
 
 
-def test_a_dry_run_loads_no_chain_client(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["inspect", "register --dry-run --name x --model"])
+def test_a_dry_run_loads_no_chain_client(verb: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
-    done = run(LIST_LOADED, "inspect", str(tmp_path), "--target-vram", "1GB", "--json")
+    done = run(LIST_LOADED, *verb.split(), str(tmp_path), "--target-vram", "1GB", "--json")
     assert done.returncode == 0, done.stderr
     loaded = done.stdout.splitlines()[-1].split()
     assert loaded[0] == "loaded:" and "tinygrad" in loaded and "eth_account" not in loaded

@@ -6,6 +6,7 @@ import json
 import math
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from splitup.graph.rules import check_graph, load_graph
 from tests.builders import HANG_S
 from tests.deploy import moes
 from tests.deploy.checkpoints import CASES, save_checkpoint
-from tests.deploy.execution import CutModel
+from tests.deploy.execution import CutModel, CutReference, CutTasks
 from tests.deploy.ggufs import (
     ARRAY,
     KINDS,
@@ -55,8 +56,10 @@ TOKENS = [5, 7, 1, 30, 2]
 LARGE = 10**9
 
 
-def run(compiled: CompiledModel, tokens: list[int]) -> np.ndarray:
-    cut = CutModel(compiled)
+def run(
+    compiled: CompiledModel, tokens: list[int], load: Callable[[CompiledModel], CutTasks[Any]]
+) -> np.ndarray:
+    cut = load(compiled)
     states = cut.new_states()
     rows = []
     for position, token in enumerate(tokens):
@@ -80,7 +83,7 @@ def test_a_whole_precision_file_computes_the_model_and_is_cut(tmp_path: Path) ->
     compiled = build(str(tmp_path / "m.gguf"), 30_000)
     assert compiled.manifest.kind == "text-generation" and len(compiled.manifest.tasks) > 2
     wanted = compute_logits(config, weights, TOKENS)
-    assert relative_error(run(compiled, TOKENS), wanted) <= 1e-5
+    assert relative_error(run(compiled, TOKENS, CutModel), wanted) <= 1e-5
 
 
 @pytest.mark.usefixtures("float32_caches")
@@ -95,7 +98,7 @@ def test_quantised_weights_stay_quantised_and_mixed_formats_work(tmp_path: Path)
     whole = sum(array.nbytes for array in weights.values())
     assert task.weights_bytes < 0.6 * whole
     wanted = compute_logits(config, weights, TOKENS)
-    assert relative_error(run(compiled, TOKENS), wanted) <= 1e-5
+    assert relative_error(run(compiled, TOKENS, CutModel), wanted) <= 1e-5
 
 
 def find_blocks(graph: Graph) -> tuple[set[str], set[str]]:
@@ -134,7 +137,7 @@ def test_pieces_of_quantised_products_have_the_kernels_and_the_bytes_of_the_whol
         assert {"qkv_proj", "gate_up_proj", "lm_head"} <= set(pieces)
     whole = load_reference(str(path), Sizes(chunk=2))
     tokens = [5, 639, 0, 30]
-    assert run(compiled, tokens).tobytes() == feed(whole, tokens).tobytes()
+    assert run(compiled, tokens, CutModel).tobytes() == feed(whole, tokens).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -157,10 +160,11 @@ def test_pieces_of_quantised_products_have_the_kernels_and_the_bytes_of_the_whol
 def test_experts_stay_quantised_and_only_the_chosen_are_looked_up(
     family: str, config: dict[str, Any], forms: dict[str, str], tmp_path: Path
 ) -> None:
+    """Compiled, experts are in test_moe.py, and formats of blocks above."""
     table, weights = save_gguf(tmp_path / "m.gguf", config, family=family, forms=forms)
     wanted = moes.compute_logits(table, weights, TOKENS)
     whole = build(str(tmp_path / "m.gguf"), LARGE, sizes=Sizes(chunk=2))
-    given = run(whole, TOKENS)
+    given = run(whole, TOKENS, CutReference)
     assert relative_error(given, wanted) <= 1e-5
     (bank,) = whole.manifest.tasks
     dense = sum(array.nbytes for name, array in weights.items() if ".experts." not in name)
@@ -170,7 +174,7 @@ def test_experts_stay_quantised_and_only_the_chosen_are_looked_up(
     cut = build(str(tmp_path / "m.gguf"), target, sizes=Sizes(chunk=2))
     assert len(cut.manifest.tasks) > 2
     assert forms or sum(task.gate is not None for task in cut.manifest.tasks) > 1
-    assert run(cut, TOKENS).tobytes() == given.tobytes()
+    assert run(cut, TOKENS, CutReference).tobytes() == given.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -209,11 +213,12 @@ def test_rows_of_heads_are_reordered_for_llama_only(tmp_path: Path, family: str)
         }
     save_gguf(tmp_path / "a.gguf", family=family, extra=extra)
     read = build(str(tmp_path / "a.gguf"), LARGE)
-    assert np.isfinite(run(read, TOKENS)).all()
+    assert np.isfinite(run(read, TOKENS, CutReference)).all()
     _, same = save_gguf(tmp_path / "b.gguf", family="llama")
     _, weights = save_gguf(tmp_path / "c.gguf", family="qwen2")
     assert all((same[name] == weights[name]).all() for name in weights)
-    given = [run(build(str(tmp_path / f"{n}.gguf"), LARGE), TOKENS) for n in "bc"]
+    built = [build(str(tmp_path / f"{n}.gguf"), LARGE) for n in "bc"]
+    given = [run(compiled, TOKENS, CutReference) for compiled in built]
     np.testing.assert_array_equal(*given)
 
 
@@ -471,7 +476,8 @@ def test_rope_factors_divide_the_frequencies(tmp_path: Path) -> None:
     )
     linear = build(str(tmp_path / "linear.gguf"), LARGE)
     assert plain.model_id == linear.model_id
-    assert relative_error(run(plain, TOKENS), compute_logits(config, weights, TOKENS)) > 1e-3
+    given = run(plain, TOKENS, CutReference)
+    assert relative_error(given, compute_logits(config, weights, TOKENS)) > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,8 @@ def test_experts_without_a_gate_are_not_run(tmp_path: Path) -> None:
         if gate is not None:  # parallel: they read from the router's task alone
             assert len(sources) == 1 and tasks[index].state_bytes == 0
     cut, whole = CutModel(compiled), load_reference(str(tmp_path / "m"), CHUNK)
+    for task, program in zip(tasks, cut.programs, strict=True):
+        assert program.allocated_bytes <= task.vram_bytes
     states, state, lazy = cut.new_states(), whole.new_state(), cut.new_states()
     skipped = 0
     for position, token in enumerate(TOKENS):
