@@ -7,12 +7,12 @@ import contextlib
 import functools
 import logging
 import signal
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees, fetch_node_key
 from splitup.chain.deployment import Deployment
+from splitup.core.background import run_until
 from splitup.messages.determinism import check_own
 from splitup.net.http import SignedClient, make_app, serve_app
 from splitup.net.metrics import serve_metrics
@@ -53,26 +53,12 @@ async def run_node(
         for number, handler in ((signal.SIGTERM, stop.set), (signal.SIGINT, on_interrupt)):
             loop.add_signal_handler(number, handler)
             stack.callback(loop.remove_signal_handler, number)
-        node = await _unless_stopped(_open_node(config, worker_argv, stack), stop)
+        node = await run_until(stop, _open_node(config, worker_argv, stack))
         if node is not None:
             await node.run(stop)
             return
     if is_interrupted:
         raise KeyboardInterrupt
-
-
-async def _unless_stopped(
-    opening: Coroutine[Any, Any, NodeDaemon], stop: asyncio.Event
-) -> NodeDaemon | None:
-    """Return the opened node, or None when ``stop`` is set before that."""
-    task, stopping = asyncio.create_task(opening), asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        for one in (task, stopping):
-            one.cancel()
-        await asyncio.gather(task, stopping, return_exceptions=True)
 
 
 async def _open_node(

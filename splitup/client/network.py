@@ -69,6 +69,7 @@ from splitup.client.text.generation import (
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.config import NetworkConfig
 from splitup.core import tuning
+from splitup.core.background import BackgroundTasks
 from splitup.core.closing import Closing
 from splitup.core.codec import encode_canonical
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
@@ -100,7 +101,7 @@ class Network(Closing):
         self._identity = identity
         self._http = SignedClient(identity)
         self._gateway = GatewayClient(config.gateway_urls, identity, http=self._http)
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._experiences: dict[tuple[str, str], Experience] = {}  # by names of target and draft
         self._equal_vocabularies: set[tuple[str, str]] = set()  # pairs of tokenizers, by digest
         self._chain: Chain | None = None
@@ -130,7 +131,7 @@ class Network(Closing):
 
     async def drain(self) -> None:
         """Wait until the nodes and the store have everything that ended executions owe them."""
-        await wait_stored(self._background, quiet_s=tuning.STORE_QUIET_S)
+        await wait_stored(self._background.tasks, quiet_s=tuning.STORE_QUIET_S)
 
     async def close(self) -> None:
         """Finish storing the inputs of ended executions, then close every connection."""
@@ -139,10 +140,7 @@ class Network(Closing):
         try:
             await self.drain()
         finally:  # also when the wait is cancelled
-            left = tuple(self._background)
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await self._background.close()
             await self._http.close()
             if self._chain is not None:
                 self._models.close()
@@ -329,9 +327,7 @@ class Network(Closing):
         self._close_later(session)
 
     def _close_later(self, session: Session) -> None:
-        task = asyncio.create_task(_store_and_close(session), name=session.execution_id)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._background.start(_store_and_close(session), session.execution_id)
 
     async def generate(
         self,

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 
@@ -23,7 +22,9 @@ from splitup.client.execution.session import Session
 from splitup.client.outcome import Array, Receipt, TraceEvent, make_trace
 from splitup.client.text.generation import generate_tokens
 from splitup.config import NETWORK_FILE
+from splitup.core.background import run_until
 from splitup.core.errors import InvalidInput, InvalidModel, Unavailable
+from splitup.core.event_loop import catch_signals
 from splitup.decode.sampler import Sampler
 from splitup.demo.models import MODEL, MODELS, DemoModel, get_model
 from splitup.demo.report import DemoReport, ResultComparison, Verified
@@ -90,19 +91,14 @@ def run_demo(options: DemoOptions, say: Say, update: Say) -> DemoReport:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-async def until_interrupted(work: Awaitable[T]) -> T:
+async def until_interrupted(work: Coroutine[Any, Any, T]) -> T:
     """Await ``work``; SIGINT and SIGTERM cancel it, wait for it, raise KeyboardInterrupt."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+    stopped = asyncio.Event()
+    with catch_signals(stopped):
+        done = await run_until(stopped, work)
+    if done is None and stopped.is_set():
+        raise KeyboardInterrupt
+    return cast(T, done)
 
 
 async def _run(directory: Path, options: DemoOptions, say: Say, update: Say) -> DemoReport:

@@ -15,7 +15,9 @@ from typing import Final
 from splitup.chain.client import Chain
 from splitup.chain.deployment import MarketParameters
 from splitup.chain.rpc import Rpc
+from splitup.core.background import run_until
 from splitup.core.errors import ChainUnavailable, ConfigurationError, Unavailable
+from splitup.core.event_loop import catch_signals
 from splitup.devnet import files, funding
 from splitup.devnet.anvil import build_command, find_anvil
 from splitup.devnet.disk import describe_low
@@ -334,26 +336,15 @@ async def run_devnet(
     restart: bool = False,
 ) -> None:
     """Run a network until SIGINT or SIGTERM, then stop it cleanly; see ``Devnet.watch``."""
-    loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
     net = Devnet(options, report, report_progress)
-    work = asyncio.create_task(_start_and_watch(net, on_ready, restart=restart))
-    waiting = asyncio.create_task(stopping.wait())
-    try:
-        await asyncio.wait((work, waiting), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            work.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await work
-    finally:
-        waiting.cancel()
-        if net.children:
-            report("stopping")
-        await net.stop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+    with catch_signals(stopping):
+        try:
+            await run_until(stopping, _start_and_watch(net, on_ready, restart=restart))
+        finally:
+            if net.children:
+                report("stopping")
+            await net.stop()
 
 
 async def _start_and_watch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from splitup.core.background import BackgroundTasks
 from splitup.core.errors import SplitUpError
 from splitup.messages.determinism import find_device
 from splitup_oracle.member.recomputation import Recomputer
@@ -22,7 +23,7 @@ class RecomputeCapabilities:
         self._recomputer = recomputer
         self._found: dict[str, str | None] = {}  # device -> our class on it; None: not tested yet
         self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tests = BackgroundTasks()
 
     def can_recompute(self, determinism: str) -> bool:
         """Return whether this machine computes in a class; True while the test is not over."""
@@ -31,16 +32,12 @@ class RecomputeCapabilities:
             return False
         if device not in self._found:
             self._found[device] = None
-            task = asyncio.get_running_loop().create_task(self._try(device, determinism))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tests.start(self._try(device, determinism))
         return self._found[device] in (None, determinism)
 
     async def close(self) -> None:
         """Cancel all tests."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tests.close()
 
     async def _try(self, device: str, determinism: str) -> None:
         async with self._turn:

@@ -21,6 +21,7 @@ from splitup.chain.client import Chain
 from splitup.chain.models import RecordedModels
 from splitup.chain.rejections import explain_retirement
 from splitup.core import limits, tuning
+from splitup.core.background import BackgroundTasks
 from splitup.core.codec import encode_canonical
 from splitup.core.errors import (
     PeerFault,
@@ -76,7 +77,6 @@ from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, check_sign
 from splitup.protocol.snapshots.demand import Holdings
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.journal import Journal
-from splitup_oracle.member.background import BackgroundTasks
 from splitup_oracle.member.contents import ContentFetcher
 from splitup_oracle.member.gossip import GossipTransport
 from splitup_oracle.member.node_requests import NodeRequests
@@ -384,12 +384,12 @@ class Member:
                         self.journal.delete(record.kind, record.key)
         for command in commands:
             if isinstance(command, ChainCommand):
-                self._background.spawn(self._transactions.send(command))
+                self._background.start(self._transactions.send(command))
             elif not isinstance(command, JournalCommand):
                 self._start(command)
 
     def _start(self, command: PeerCommand | FetchCommand | NoticeCommand) -> None:
-        spawn = self._background.spawn
+        spawn = self._background.start
         match command:
             case Gossip():
                 others = self.machine.list_accounts(command.configuration)

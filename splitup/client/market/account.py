@@ -30,6 +30,7 @@ from splitup.client.market.signed_request import (
     wait_until_open,
 )
 from splitup.core import tuning
+from splitup.core.background import cancel
 from splitup.core.errors import (
     ChainRejected,
     ExecutionFailed,
@@ -80,10 +81,7 @@ class MarketAccount:
 
     async def close(self) -> None:
         """Stop watching signed requests that the chain does not hold yet."""
-        openings = list(self._openings.values())
-        for opening in openings:
-            opening.cancel()
-        await asyncio.gather(*openings, return_exceptions=True)
+        await cancel(*self._openings.values())
 
     def get_request_block(self, execution_id: str) -> int:
         """Return a block at or before the request's, 0 when it is unknown."""
@@ -200,8 +198,7 @@ class MarketAccount:
                 wanted.verify_bps,
             )
         except BaseException as error:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
+            await cancel(listening)
             if isinstance(error, ChainRejected):
                 raise explain_race(error) from None
             raise

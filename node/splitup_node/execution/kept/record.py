@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from splitup.core import limits
+from splitup.core.background import cancel
 from splitup.protocol.execution.task_queue import Tensor
 from splitup.storage.log_store import LogStore, LogWriter
 from splitup_node.execution.kept.digests import Digests
@@ -46,8 +47,7 @@ class ExecutionRecord:
     async def close(self) -> None:
         """Stop; runs that wait are not added, and what is not stored is not."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel(self._task)
         await self.writer.close()
 
     async def _work(self) -> None:
