@@ -47,7 +47,13 @@ from splitup.client.market.account import MarketAccount
 from splitup.client.market.holders import ask_all, is_served
 from splitup.client.market.offers import Offer, fetch_offers
 from splitup.client.market.payments import Quote, fetch_quote
-from splitup.client.market.plan_check import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
+from splitup.client.market.plan_check import (
+    CheckedPlan,
+    check_choices,
+    fetch_latest_snapshot,
+    fetch_plan,
+    fetch_snapshot,
+)
 from splitup.client.market.receipts import wait_for_receipt
 from splitup.client.market.settlement_evidence import fetch_evidence
 from splitup.client.models import Model, Models
@@ -81,7 +87,6 @@ from splitup.decode.speculation.lookahead import LookaheadOptions
 from splitup.decode.step import Decoder
 from splitup.decode.stop import StopFilter
 from splitup.graph.manifest import Manifest, Port
-from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import ModelHolders, Snapshot
 from splitup.messages.verification import Evidence
 from splitup.net.http import SignedClient
@@ -646,7 +651,7 @@ class Network(Closing):
         certificate = await fetch_plan(self._http, committee, execution_id)
         request = certificate.plan.request
         snapshot, model, economics = await asyncio.gather(
-            fetch_snapshot(self._http, committee, request.snapshot_root),
+            fetch_snapshot(self._http, committee.members, request.snapshot_root),
             self.fetch_model(request.model_id),
             fetch_economics(self.chain),
         )
@@ -658,16 +663,13 @@ class Network(Closing):
         """Return the committee in force; raise Unavailable."""
         return await self._committees.fetch_current()
 
-    async def fetch_snapshot(self, root: str | None = None) -> Snapshot | None:
-        """Return the list of live nodes with this root, by default the latest one on chain.
+    async def fetch_snapshot(self) -> Snapshot | None:
+        """Return the list of live nodes, the latest on chain; None before the committee's first.
 
-        None before the committee's first list. Raises Unavailable.
+        Raises Unavailable.
         """
-        if root is None:
-            root = str((await self.chain.call("committee", "latestSnapshot"))["root"])
-        if root == ZERO_BYTES32:
-            return None
-        return await fetch_snapshot(self._http, await self._committees.fetch_current(), root)
+        members = (await self._committees.fetch_current()).members
+        return await fetch_latest_snapshot(self.chain, self._http, members)
 
     def pending_receipt(self, execution_id: str) -> PendingReceipt:
         """Return the receipt as an awaitable, which fetches it when it is awaited."""

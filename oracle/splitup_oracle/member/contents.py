@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from splitup.chain.models import RecordedModels
-from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError, Unavailable
+from splitup.client.market.plan_check import fetch_snapshot
+from splitup.core.errors import InvalidInput, SplitUpError, Unavailable
 from splitup.graph.manifest import Manifest
 from splitup.graph.manifest_rules import check_refused, load_manifest
-from splitup.messages import api
 from splitup.messages.snapshots import Snapshot
 from splitup.net.http import SignedClient
+from splitup.protocol.committee.certificates import MemberView
 from splitup.storage.gateway_client import GatewayClient
-from splitup_oracle.member.gossip import Peer
 
 log = logging.getLogger("splitup.oracle")
 
@@ -61,21 +61,10 @@ class ContentFetcher:
             temporary.replace(path)
         return manifest
 
-    async def fetch_snapshot(self, root: str, peers: Iterable[Peer]) -> Snapshot | None:
+    async def fetch_snapshot(self, root: str, peers: Sequence[MemberView]) -> Snapshot | None:
         """Return the snapshot with this root from the first peer that has it, or None."""
-        for peer in list(peers):
-            try:
-                value = await self._http.get_json(
-                    api.SNAPSHOT.url(peer.endpoint, root=root),
-                    max_bytes=api.SNAPSHOT.max_reply_bytes,
-                )
-                snapshot = await asyncio.to_thread(Snapshot.from_value, value)
-            except Refused:
-                continue  # this member lacks it, too
-            except (Unavailable, PeerFault) as error:
-                log.info("member %s did not send snapshot %s: %s", peer.account, root, error)
-                continue
-            if snapshot.root() == root:
-                return snapshot
-            log.warning("fault of %s: sent another snapshot than %s", peer.account, root)
-        return None
+        try:
+            return await fetch_snapshot(self._http, peers, root)
+        except Unavailable as error:
+            log.info("%s", error)
+            return None

@@ -431,7 +431,7 @@ class Member:
             self.feed(ManifestFetched(manifest))
 
     async def _fetch_snapshot(self, root: str) -> None:
-        snapshot = await self._contents.fetch_snapshot(root, self.gossip.peers)
+        snapshot = await self._contents.fetch_snapshot(root, self.machine.list_peers())
         if snapshot is not None:
             self.feed(SnapshotFetched(snapshot))
 
