@@ -19,7 +19,7 @@ import numpy as np
 
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
-from splitup.client.outcome import Array, Receipt, TraceEvent, make_trace
+from splitup.client.outcome import Array, Receipt, make_trace
 from splitup.client.text.generation import generate_tokens
 from splitup.config import NETWORK_FILE
 from splitup.core.background import run_until
@@ -27,7 +27,7 @@ from splitup.core.errors import InvalidInput, InvalidModel, Unavailable
 from splitup.core.event_loop import catch_signals
 from splitup.decode.sampler import Sampler
 from splitup.demo.models import MODEL, MODELS, DemoModel, get_model
-from splitup.demo.report import DemoReport, ResultComparison, Verified
+from splitup.demo.report import DemoReport, Generation, ResultComparison, Verified
 from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.processes import find_program, make_death_pact
 from splitup.devnet.state import DevnetState
@@ -58,22 +58,6 @@ class DemoOptions:
     model: str = MODEL
     keep: bool = False
     write: Say = _say_nothing
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """One generation with everything it returned."""
-
-    session: Session
-    text: str
-    tokens: int
-    steps: tuple[dict[str, Array], ...]  # every step's inputs, by name
-    logits: Array  # of all rows that were wanted: [rows, vocab]
-    trace: tuple[TraceEvent, ...]
-    elapsed_s: float
-    plan_s: float
-    first_s: float  # from the plan to the first token
-    rest_s: float  # from the first token to the last
 
 
 def run_demo(options: DemoOptions, say: Say, update: Say) -> DemoReport:
@@ -145,7 +129,8 @@ async def _run_on(
             short = await generate(net, replace(model, max_tokens=_SHORT_TOKENS))
             receipts.append(await net.receipt(short.session.execution_id))
             verified = await fetch_verified(net, short.session, receipts[-1])
-        return _make_report(model, main, comparison, receipts, verified, setup_s, started)
+        total_s = time.monotonic() - started
+        return DemoReport(model, main, comparison, verified, tuple(receipts), setup_s, total_s)
 
 
 async def generate(
@@ -325,35 +310,3 @@ def _check_refusals(directory: Path, wanted: Sequence[str], nodes: int) -> None:
             raise Unavailable(
                 f"{count} of {nodes} nodes do not load task {wanted.index(task_id)}: {reason}"
             )
-
-
-def _make_report(
-    model: DemoModel,
-    main: Generation,
-    comparison: ResultComparison,
-    receipts: list[Receipt],
-    verified: tuple[Verified, ...],
-    setup_s: float,
-    started: float,
-) -> DemoReport:
-    return DemoReport(
-        model=model.name,
-        manifest=main.session.manifest,
-        plan=main.session.plan,
-        steps=main.session.steps,
-        prompt=model.prompt,
-        is_chat=model.is_chat,
-        output=main.text,
-        tokens=main.tokens,
-        trace=main.trace,
-        submit_to_result_s=main.elapsed_s,
-        plan_s=main.plan_s,
-        first_s=main.first_s,
-        rest_s=main.rest_s,
-        comparison=comparison,
-        executions=len(receipts),
-        verified=verified,
-        receipts=tuple(receipts),
-        setup_s=setup_s,
-        total_s=time.monotonic() - started,
-    )
