@@ -80,8 +80,7 @@ from splitup.storage.journal import Journal
 from splitup_oracle.member.contents import ContentFetcher
 from splitup_oracle.member.gossip import GossipTransport
 from splitup_oracle.member.node_requests import NodeRequests
-from splitup_oracle.member.recomputation import Recomputer
-from splitup_oracle.member.recompute_capabilities import RecomputeCapabilities
+from splitup_oracle.member.recomputation import RecomputeCapabilities, Recomputer
 from splitup_oracle.member.rulings import Rulings
 from splitup_oracle.member.transactions import TransactionSender
 

@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from splitup_oracle.member.recomputation import Recomputer
-from splitup_oracle.member.recompute_capabilities import RecomputeCapabilities
+from splitup_oracle.member.recomputation import RecomputeCapabilities, Recomputer
 
 from splitup.backend.compiler.kernel_cache import KernelCache
 
