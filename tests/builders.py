@@ -10,6 +10,7 @@ import numpy as np
 from splitup.config import find_cache_directory
 from splitup.core import limits
 from splitup.core.errors import Unavailable
+from splitup.core.tensors import NO_STEPS, is_zero
 from splitup.devnet.ports import find_free_ports
 from splitup.graph.compare import Tolerance
 from splitup.graph.manifest import (
@@ -21,6 +22,7 @@ from splitup.graph.manifest import (
     TaskInput,
     TaskSource,
 )
+from splitup.messages.frames import Frame, FrameKind
 from splitup.messages.plans import Request, TaskTerms
 from splitup.messages.snapshots import Snapshot, SnapshotEntry
 from splitup.net.links import Link
@@ -189,3 +191,28 @@ async def wait_open(link: Link, timeout_s: float) -> None:
         raise Unavailable(f"node {link.peer} did not accept within {timeout_s:g} s") from None
     if link.closed:
         raise link.error or Unavailable(f"the connection to {link.peer} is closed")
+
+
+def make_tensor_frame(
+    execution_id: str,
+    task: int,
+    port: int,
+    step: int,
+    data: bytes,
+    digest: bytes | None = None,
+    before: bytes = NO_STEPS,
+) -> Frame:
+    """Return the frame of an inline tensor; pass its SHA-256 as ``digest`` if it is known."""
+    digest = hashlib.sha256(data).digest() if digest is None else digest
+    return Frame(
+        kind=FrameKind.TENSOR,
+        execution_id=execution_id,
+        task=task,
+        port=port,
+        step=step,
+        digest=digest,
+        length=len(data),
+        payload=data,
+        zeros=is_zero(digest, len(data)),
+        before=before,
+    )

@@ -15,7 +15,7 @@ ROUNDS: Final = 7
 PROGRAMS: Final = {
     "a node's daemon": "splitup_node.cli.app splitup_node.daemon",
     "a member's daemon": "splitup_oracle.cli.app splitup_oracle.member.service",
-    "splitup status": "splitup.cli.verbs splitup.cli.commands.status splitup.devnet.commands",
+    "splitup status": "splitup.cli.verbs splitup.cli.commands.network splitup.devnet.commands",
     "splitup receipt": "splitup.cli.verbs splitup.cli.commands.receipt splitup.client.connection",
     "splitup-node status": "splitup_node.cli.app splitup_node.owner_facts",
     "splitup --help": "splitup.cli.verbs",

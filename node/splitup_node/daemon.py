@@ -7,20 +7,20 @@ import contextlib
 import functools
 import logging
 import signal
-from collections.abc import Coroutine, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees, fetch_node_key
 from splitup.chain.deployment import Deployment
+from splitup.core.background import run_until
 from splitup.messages.determinism import check_own
 from splitup.net.http import SignedClient, make_app, serve_app
-from splitup.net.metrics import serve_metrics
+from splitup.net.metrics import Reading, serve_metrics
 from splitup.net.relay import Relay
 from splitup.storage.journal import Journal
 from splitup_node.committee.outgoing import check_outgoing
 from splitup_node.config import NodeConfig
-from splitup_node.metrics import list_readings
 from splitup_node.node import NodeDaemon, NodeResources
 from splitup_node.settlement.account import check_registration
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor
@@ -53,26 +53,12 @@ async def run_node(
         for number, handler in ((signal.SIGTERM, stop.set), (signal.SIGINT, on_interrupt)):
             loop.add_signal_handler(number, handler)
             stack.callback(loop.remove_signal_handler, number)
-        node = await _unless_stopped(_open_node(config, worker_argv, stack), stop)
+        node = await run_until(stop, _open_node(config, worker_argv, stack))
         if node is not None:
             await node.run(stop)
             return
     if is_interrupted:
         raise KeyboardInterrupt
-
-
-async def _unless_stopped(
-    opening: Coroutine[Any, Any, NodeDaemon], stop: asyncio.Event
-) -> NodeDaemon | None:
-    """Return the opened node, or None when ``stop`` is set before that."""
-    task, stopping = asyncio.create_task(opening), asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        for one in (task, stopping):
-            one.cancel()
-        await asyncio.gather(task, stopping, return_exceptions=True)
 
 
 async def _open_node(
@@ -128,3 +114,29 @@ async def _open_node(
     if node.device["sandbox"]:
         _log.warning("models are not fully confined here: %s", node.device["sandbox"])
     return node
+
+
+def list_readings(status: Mapping[str, Any]) -> Iterator[Reading]:
+    """Yield the figures of a node's status (``Node.get_status``)."""
+
+    def read(name: str, text: str, value: float) -> Reading:
+        return Reading(f"splitup_node_{name}", text, value)
+
+    yield read("memory_limit_bytes", "Device memory that tasks may fill.", status["vram_bytes"])
+    yield read("memory_used_bytes", "Device memory that tasks fill.", status["vram_used_bytes"])
+    yield read("state_limit_bytes", "Memory for states of executions.", status["state_limit_bytes"])
+    yield read("state_bytes", "Memory that states of executions fill.", status["state_bytes"])
+    yield read("tasks_loaded", "Tasks in memory.", len(status["resident"]))
+    yield read("executions", "Executions under way.", status["executions"])
+    yield read("queue_seconds", "Estimated work that waits.", status["queue_ms"] / 1e3)
+    yield read("runs_total", "Task runs for executions.", status["work"]["runs"])
+    yield read(
+        "compute_seconds_total",
+        "Time that the device computed for executions.",
+        status["work"]["compute_us"] / 1e6,
+    )
+    yield read("verifications_total", "Tasks of others recomputed.", status["verified"])
+    yield read("worker_restarts_total", "Workers that were lost.", status["worker_restarts"])
+    yield read("warnings", "Things that are wrong now.", len(status["warnings"]))
+    direct = not status["reach_problem"]
+    yield read("reachable_directly", "1 when peers connect without a relay.", direct)

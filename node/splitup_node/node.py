@@ -19,6 +19,7 @@ from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
 from splitup.chain.models import RecordedModels
 from splitup.core import limits, tuning
+from splitup.core.background import BackgroundTasks, cancel
 from splitup.core.errors import ConfigurationError, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
@@ -94,7 +95,7 @@ class NodeDaemon:
         self._written: dict[str, Any] = {}  # the status file's content
         self._write_again_at = 0.0
         self._accepting: dict[str, asyncio.Task[None]] = {}
-        self._background: set[asyncio.Task[Any]] = set()
+        self._background = BackgroundTasks()
         self._gateway = GatewayClient(self._config.gateway_urls, self._identity, http=self._http)
         self._cache = TaskCache(
             self._config.data_dir / "cache",
@@ -202,11 +203,9 @@ class NodeDaemon:
             await self.engine.close()
             _log.info("stopping; the connections of executions are closed")
             await reachability.close()
-            if self._background:  # completions are being written to the journal
-                await asyncio.wait(self._background, timeout=tuning.WORKER_STOP_S)
-            for task in (*loops, *self._background, *self._accepting.values()):
-                task.cancel()
-            await asyncio.gather(*loops, *self._background, return_exceptions=True)
+            if self._background.tasks:  # completions are being written to the journal
+                await asyncio.wait(self._background.tasks, timeout=tuning.WORKER_STOP_S)
+            await cancel(*loops, *self._background.tasks, *self._accepting.values())
             with contextlib.suppress(SplitUpError):
                 self._write_status(running=False)
             _log.info("stopped")
@@ -235,7 +234,7 @@ class NodeDaemon:
             )
             self.engine.refuse(lost.certificate, "the node was restarted and lost its state")
             if lost.end is not None and lost.end.end.steps:
-                self._spawn(self._recover(lost))
+                self._background.start(self._recover(lost))
             else:
                 self._journal.delete("assignment", execution_id)
         self._reporter.resume()
@@ -330,7 +329,7 @@ class NodeDaemon:
     def on_begun(self, execution: Execution) -> None:
         """Write an assignment to the journal, so that a restart finds it (called by the engine)."""
         value = {"certificate": execution.certificate.model_dump(mode="json")}
-        self._spawn(self._note(execution, value))
+        self._background.start(self._note(execution, value))
 
     async def _note(self, execution: Execution, value: dict[str, Any]) -> None:
         try:
@@ -341,7 +340,7 @@ class NodeDaemon:
 
     def on_ended(self, execution: Execution) -> None:
         """Write an execution's end to the journal, so that a restart can complete it."""
-        self._spawn(self._note_end(execution, make_end_value(execution)))
+        self._background.start(self._note_end(execution, make_end_value(execution)))
 
     async def _note_end(self, execution: Execution, value: dict[str, Any]) -> None:
         try:
@@ -356,11 +355,11 @@ class NodeDaemon:
         if completions := claims.make_completions(partial(secrets.token_bytes, 32)):
             order = "" if claims.order is None else make_order(claims.order)
             submission = self._reporter.submit(completions, execution.deadline_s, order)
-        self._spawn(self._report(execution, submission))
+        self._background.start(self._report(execution, submission))
 
     def on_failed(self, execution: Execution) -> None:
         """Forget a failed execution's assignment (called by the engine)."""
-        self._spawn(self._report(execution, None))
+        self._background.start(self._report(execution, None))
 
     async def _report(
         self, execution: Execution, submission: Coroutine[Any, Any, None] | None
@@ -477,11 +476,6 @@ class NodeDaemon:
             "worker_restarts": self._workers.restarts,
             "warnings": self._health.warnings,
         }
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
 
 def _log_refusal(accepting: asyncio.Task[None]) -> None:

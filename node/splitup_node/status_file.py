@@ -11,8 +11,8 @@ from typing import Any, Final, Self
 
 from splitup.client.inputs import format_bytes
 from splitup.config import NODE_STATUS_FILE
+from splitup.core.directory_lock import find_holder
 from splitup.storage.download import write_file
-from splitup.storage.journal import is_in_use
 from splitup_node.config import make_command
 
 REWRITE_S: Final = 4.0  # the longest between two updates
@@ -116,7 +116,7 @@ def read_status(data_dir: Path) -> NodeStatus:
         values = json.loads((data_dir / NODE_STATUS_FILE).read_text())
     except (OSError, ValueError):
         return NodeStatus({}, False)
-    is_running = values["running"] and is_in_use(data_dir)
+    is_running = values["running"] and find_holder(data_dir) is not None
     age_ms = time.time() * 1000 - values["updated_at_ms"]
     if not is_running or age_ms < _STALE_MS:
         return NodeStatus(values, is_running)

@@ -43,10 +43,19 @@ class OracleConfig(BaseModel):
         return load_toml(cls, path, advice=_ADVICE)
 
 
-class GatewayConfig(BaseModel):
-    """One of the storage gateways in front of a bucket."""
+class GatewayPolicy(BaseModel):
+    """What an operator of a gateway decides."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    open_models: bool = False  # whether keys that no active node holds may read models
+    open_uploads: bool = False  # whether keys without deposit or stake may upload models
+    upload_deposit_micro_usdc: Annotated[int, Field(ge=1)] = 1_000_000
+    upload_bytes_per_day: Annotated[int, Field(ge=1)] = tuning.UPLOAD_BYTES_PER_DAY  # of one key
+
+
+class GatewayConfig(GatewayPolicy):
+    """One of the storage gateways in front of a bucket."""
 
     rpc_url: RpcUrlField
     deployment: Path
@@ -64,10 +73,6 @@ class GatewayConfig(BaseModel):
     # and an RPC endpoint, "" if they bring their own: rpc_url may hold a key, and is never told
     join_gateway_urls: GatewayUrlsField | Annotated[tuple[str, ...], Field(max_length=0)] = ()
     join_rpc_url: RpcUrlField | Annotated[str, Field(max_length=0)] = ""
-    open_models: bool = False  # whether keys that no active node holds may read models
-    open_uploads: bool = False  # whether keys without deposit or stake may upload models
-    upload_deposit_micro_usdc: Annotated[int, Field(ge=1)] = 1_000_000
-    upload_bytes_per_day: Annotated[int, Field(ge=1)] = tuning.UPLOAD_BYTES_PER_DAY  # of one key
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from splitup.config import NetworkConfig
 from splitup.core.errors import ConfigurationError
-from splitup.crypto.keystore import create_identity, create_passphrase
-from splitup.storage.private_files import write_private
+from splitup.storage.private_files import create_party
 from splitup_oracle.config import OracleConfig
 
 
@@ -36,16 +35,10 @@ class CreatedMember:
 def create_member(
     directory: Path, network: NetworkConfig, *, endpoint: str, listen: str, passphrase: str = ""
 ) -> CreatedMember:
-    """Write keystore.json, passphrase (a random one if "") and oracle.toml into ``directory``.
+    """Write oracle.toml, keystore.json and passphrase into ``directory``; see ``create_party``.
 
-    Raises ConfigurationError when one of them exists or a value cannot be used; nothing is written
-    then.
+    Raises ConfigurationError also when a value cannot be used.
     """
-    path = directory / "oracle.toml"
-    keystore, passphrase_file = directory / "keystore.json", directory / "passphrase"
-    for file in (path, keystore, passphrase_file):
-        if file.exists():
-            raise ConfigurationError(f"{file} exists already; use it, or choose another --data-dir")
     if not endpoint.startswith("https://") and not network.allow_loopback:
         raise ConfigurationError(f"--endpoint {endpoint:.200} is not an https:// URL")
     host, _, port = listen.rpartition(":")
@@ -55,27 +48,18 @@ def create_member(
         "rpc_url": network.rpc_url,
         "deployment": network.deployment.name,  # in the same directory
         "gateway_urls": list(network.gateway_urls),
-        "keystore": keystore.name,
-        "passphrase_file": passphrase_file.name,
+        "keystore": "keystore.json",
+        "passphrase_file": "passphrase",
         "data_dir": "data",
         "listen_host": host.strip("[]"),
         "listen_port": int(port),
         "allow_loopback": network.allow_loopback,
     }
-    draft = directory / ".oracle.toml"
     # strings, lists of strings, integers and booleans have the same syntax in JSON and TOML
     text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
-    try:
-        write_private(
-            draft, "# A committee member. Relative paths are relative to this file.\n" + text
-        )
-    except OSError as error:
-        raise ConfigurationError(f"cannot write to {directory} ({error.strerror})") from None
-    try:
-        OracleConfig.load(draft)
-        create_passphrase(passphrase_file, passphrase)
-        identity = create_identity(keystore, passphrase_file)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return CreatedMember(str(path), identity.address, identity.signing_key_hex, endpoint)
+    head = "# A committee member. Relative paths are relative to this file.\n"
+    name, load = "oracle.toml", OracleConfig.load
+    identity = create_party(directory, name, head + text, passphrase=passphrase, check=load)
+    return CreatedMember(
+        str(directory / name), identity.address, identity.signing_key_hex, endpoint
+    )

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self, TypeVar
@@ -24,6 +24,7 @@ from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.chain.sender import Sender, Submitted
 from splitup.core import tuning
+from splitup.core.background import BackgroundTasks
 from splitup.core.closing import Closing
 from splitup.core.errors import ChainUnavailable, ConfigurationError, SplitUpError
 
@@ -83,7 +84,7 @@ class Chain(Closing):
         self._rpc = rpc
         self._log_range = LogRange()
         self._sender = sender
-        self._background: set[asyncio.Task[Any]] = set()
+        self._background = BackgroundTasks()
         self._guard: asyncio.Task[None] | None = None
 
     @classmethod
@@ -114,9 +115,7 @@ class Chain(Closing):
 
     async def close(self) -> None:
         """Stop following and guarding transactions, and close the connections."""
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._background.close()
         await self._rpc.close()
 
     @property
@@ -204,17 +203,11 @@ class Chain(Closing):
         to = self.deployment.get_address(contract)
         submitted = await sender.submit(f"{contract}.{function}", to, data)
         if self._guard is None:
-            self._guard = self._spawn(sender.guard())
+            self._guard = self._background.start(sender.guard())
         if wait:
             return self._make_receipt(await sender.wait(submitted))
-        self._spawn(self._follow(sender, submitted))
+        self._background.start(self._follow(sender, submitted))
         return TransactionReceipt(submitted.hashes[-1])
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
 
     async def _follow(self, sender: Sender, submitted: Submitted) -> None:
         try:

@@ -126,7 +126,11 @@ class _Warnings(logging.Handler):
 
 
 def start_log(handler: logging.Handler, level: int) -> None:
-    """Log to a handler from now on, for programs that run for long; print no warnings beside it."""
+    """Log to a handler from now on, for programs that run for long; print no warnings beside it.
+
+    Of equal warnings a few are logged.
+    """
+    handler.addFilter(WarningLimit())
     logger = logging.getLogger("splitup")
     for printing in [one for one in logger.handlers if isinstance(one, _Warnings)]:
         logger.removeHandler(printing)

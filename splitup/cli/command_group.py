@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -13,11 +13,21 @@ from typer.core import TyperGroup
 from splitup.core.extras import Command, find_commands
 
 
-def list_own_commands(package: str, texts: Mapping[str, str]) -> dict[str, Command]:
-    """Return the commands of a package, one module each, with their lines in the help."""
-    return {
+def list_own_commands(
+    package: str, texts: Mapping[str, str], shared: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, Command]:
+    """Return the commands of a package with their lines in the help.
+
+    Each is a module's ``command``. Those of a module that is ``shared`` are functions of their
+    names.
+    """
+    commands = {
         name: Command(f"{package}.{name.replace('-', '_')}", text) for name, text in texts.items()
     }
+    for module, names in (shared or {}).items():
+        for name in names:
+            commands[name] = Command(f"{package}.{module}", texts[name], name)
+    return commands
 
 
 def make_group(program: str, own: Mapping[str, Command] | None = None) -> type[TyperGroup]:
@@ -40,7 +50,7 @@ def make_group(program: str, own: Mapping[str, Command] | None = None) -> type[T
             module = import_module(found.module)
             app = typer.Typer(add_completion=False, rich_markup_mode=None)
             settings = getattr(module, "CONTEXT", None)
-            app.command(cmd_name, context_settings=settings)(module.command)
+            app.command(cmd_name, context_settings=settings)(getattr(module, found.function))
             return typer.main.get_command(app)
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -1,4 +1,4 @@
-"""The verbs of ``splitup``: one module each, imported when the verb is used.
+"""The verbs of ``splitup``, whose modules are imported when the verb is used.
 
 A verb's module imports what its work needs inside its functions, so that ``--help`` stays fast.
 
@@ -35,7 +35,13 @@ _VERBS: Final = {  # each with its line in the help
     "demo": "Run a model on a temporary network and show every step.",
 }
 
-VERBS: Final = list_own_commands("splitup.cli.commands", _VERBS)
+_SHARED: Final = {  # modules of several verbs
+    "demo": ("demo", "example"),
+    "money": ("deposit", "withdraw"),
+    "network": ("up", "down", "fund", "status"),
+}
+
+VERBS: Final = list_own_commands("splitup.cli.commands", _VERBS, _SHARED)
 app = typer.Typer(
     cls=make_group("splitup", VERBS),
     name="splitup",

@@ -16,16 +16,17 @@ import itertools
 import logging
 import operator
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from splitup.client.execution.session import Session
 from splitup.client.market.holders import describe_holders
 from splitup.client.queueing import Caller, HoldTimes
 from splitup.client.text.generation import make_cache_contents
 from splitup.core import limits, tuning
+from splitup.core.background import BackgroundTasks
 from splitup.core.errors import (
     ChainRejected,
     InvalidInput,
@@ -180,7 +181,7 @@ class LeasePool:
         self._lent: set[Lease] = set()
         self._openings: set[_Opening] = set()
         self._waiting: deque[_Waiter] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._refunds: set[asyncio.Task[None]] = set()  # those that wait for a deadline
         self._timer: asyncio.TimerHandle | None = None
         self._retry_at = 0.0
@@ -234,14 +235,13 @@ class LeasePool:
             self._retire(lease)
         ends = _now() + CLOSE_S
         # one that opens is ended by a task of its own
-        while (ending := self._tasks - self._refunds) and _now() < ends:
+        while (ending := self._background.tasks - self._refunds) and _now() < ends:
             await asyncio.wait(ending, timeout=ends - _now())
         if self._refunds:
             await asyncio.wait(self._refunds, timeout=FAILED_CLOSE_S)
-        for task in self._tasks:
+        for task in self._background.tasks:
             _log.warning("not waiting for %s; see later: splitup receipt ID", task.get_name())
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.close()
 
     @asynccontextmanager
     async def borrow(
@@ -409,14 +409,14 @@ class LeasePool:
         self._retire_unused(now)
         self._give_up(now)
         if self._is_stuck and self._looking is None:
-            self._looking = self._start(self._look(), f"a look at model {self._model}")
+            self._looking = self._background.start(self._look(), f"a look at model {self._model}")
         if self._is_open and now >= self._retry_at:
             for _ in range(self._count_missing(now)):
                 opening = _Opening(now)
                 self._openings.add(opening)
                 steps = max([self._options.steps, *(one.steps for one in self._waiting)])
                 name = f"a new lease of model {self._model}"
-                opening.task = self._start(self._open(steps, opening), name)
+                opening.task = self._background.start(self._open(steps, opening), name)
         self._set_timer(now)
 
     @property
@@ -647,7 +647,7 @@ class LeasePool:
     def _retire(self, lease: Lease) -> None:
         self._idle.remove(lease)
         name = f"the end of execution {lease.session.execution_id}"
-        ending = self._start(self._end(lease), name)
+        ending = self._background.start(self._end(lease), name)
         if lease.session.failure is not None:
             self._refunds.add(ending)
             ending.add_done_callback(self._refunds.discard)
@@ -661,12 +661,6 @@ class LeasePool:
         else:
             if self._on_end is not None:
                 await self._on_end(lease)
-
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _now() -> float:

@@ -47,7 +47,13 @@ from splitup.client.market.account import MarketAccount
 from splitup.client.market.holders import ask_all, is_served
 from splitup.client.market.offers import Offer, fetch_offers
 from splitup.client.market.payments import Quote, fetch_quote
-from splitup.client.market.plan_check import CheckedPlan, check_choices, fetch_plan, fetch_snapshot
+from splitup.client.market.plan_check import (
+    CheckedPlan,
+    check_choices,
+    fetch_latest_snapshot,
+    fetch_plan,
+    fetch_snapshot,
+)
 from splitup.client.market.receipts import wait_for_receipt
 from splitup.client.market.settlement_evidence import fetch_evidence
 from splitup.client.models import Model, Models
@@ -69,6 +75,7 @@ from splitup.client.text.generation import (
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.config import NetworkConfig
 from splitup.core import tuning
+from splitup.core.background import BackgroundTasks
 from splitup.core.closing import Closing
 from splitup.core.codec import encode_canonical
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
@@ -80,7 +87,6 @@ from splitup.decode.speculation.lookahead import LookaheadOptions
 from splitup.decode.step import Decoder
 from splitup.decode.stop import StopFilter
 from splitup.graph.manifest import Manifest, Port
-from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import ModelHolders, Snapshot
 from splitup.messages.verification import Evidence
 from splitup.net.http import SignedClient
@@ -100,7 +106,7 @@ class Network(Closing):
         self._identity = identity
         self._http = SignedClient(identity)
         self._gateway = GatewayClient(config.gateway_urls, identity, http=self._http)
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._experiences: dict[tuple[str, str], Experience] = {}  # by names of target and draft
         self._equal_vocabularies: set[tuple[str, str]] = set()  # pairs of tokenizers, by digest
         self._chain: Chain | None = None
@@ -130,7 +136,7 @@ class Network(Closing):
 
     async def drain(self) -> None:
         """Wait until the nodes and the store have everything that ended executions owe them."""
-        await wait_stored(self._background, quiet_s=tuning.STORE_QUIET_S)
+        await wait_stored(self._background.tasks, quiet_s=tuning.STORE_QUIET_S)
 
     async def close(self) -> None:
         """Finish storing the inputs of ended executions, then close every connection."""
@@ -139,10 +145,7 @@ class Network(Closing):
         try:
             await self.drain()
         finally:  # also when the wait is cancelled
-            left = tuple(self._background)
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await self._background.close()
             await self._http.close()
             if self._chain is not None:
                 self._models.close()
@@ -329,9 +332,7 @@ class Network(Closing):
         self._close_later(session)
 
     def _close_later(self, session: Session) -> None:
-        task = asyncio.create_task(_store_and_close(session), name=session.execution_id)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._background.start(_store_and_close(session), session.execution_id)
 
     async def generate(
         self,
@@ -650,7 +651,7 @@ class Network(Closing):
         certificate = await fetch_plan(self._http, committee, execution_id)
         request = certificate.plan.request
         snapshot, model, economics = await asyncio.gather(
-            fetch_snapshot(self._http, committee, request.snapshot_root),
+            fetch_snapshot(self._http, committee.members, request.snapshot_root),
             self.fetch_model(request.model_id),
             fetch_economics(self.chain),
         )
@@ -662,16 +663,13 @@ class Network(Closing):
         """Return the committee in force; raise Unavailable."""
         return await self._committees.fetch_current()
 
-    async def fetch_snapshot(self, root: str | None = None) -> Snapshot | None:
-        """Return the list of live nodes with this root, by default the latest one on chain.
+    async def fetch_snapshot(self) -> Snapshot | None:
+        """Return the list of live nodes, the latest on chain; None before the committee's first.
 
-        None before the committee's first list. Raises Unavailable.
+        Raises Unavailable.
         """
-        if root is None:
-            root = str((await self.chain.call("committee", "latestSnapshot"))["root"])
-        if root == ZERO_BYTES32:
-            return None
-        return await fetch_snapshot(self._http, await self._committees.fetch_current(), root)
+        members = (await self._committees.fetch_current()).members
+        return await fetch_latest_snapshot(self.chain, self._http, members)
 
     def pending_receipt(self, execution_id: str) -> PendingReceipt:
         """Return the receipt as an awaitable, which fetches it when it is awaited."""

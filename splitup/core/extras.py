@@ -20,10 +20,11 @@ _GROUP: Final = "splitup.extras"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: the module whose ``command`` Typer takes, and its line in the program's help."""
+    """A command: module and function, which Typer takes, and its line in the program's help."""
 
     module: str
     help: str
+    function: str = "command"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from splitup.client.execution.session import Session
 from splitup.client.inputs import MICRO
 from splitup.client.outcome import (
+    Array,
     Receipt,
     TraceEvent,
     Transition,
     compute_percentile,
     compute_transitions,
 )
+from splitup.demo.models import DemoModel
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import Plan
 
 _NS_PER_MS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation with everything it returned."""
+
+    session: Session
+    text: str
+    tokens: int
+    steps: tuple[dict[str, Array], ...]  # every step's inputs, by name
+    logits: Array  # of all rows that were wanted: [rows, vocab]
+    trace: tuple[TraceEvent, ...]
+    elapsed_s: float
+    plan_s: float
+    first_s: float  # from the plan to the first token
+    rest_s: float  # from the first token to the last
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return how fast tokens came after the first one."""
+        return (self.tokens - 1) / self.rest_s if self.rest_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,38 +71,29 @@ class ResultComparison:
 class DemoReport:
     """Everything ``splitup demo`` shows. Times of the main execution; money of all of them."""
 
-    model: str
-    manifest: Manifest
-    plan: Plan
-    steps: int
-    prompt: str
-    is_chat: bool  # whether the output answers the prompt, or continues it
-    output: str
-    tokens: int
-    trace: tuple[TraceEvent, ...]
-    submit_to_result_s: float
-    plan_s: float  # of which: until the certificate was here
-    first_s: float  # then until the first token
-    rest_s: float  # and then until the last
+    model: DemoModel
+    main: Generation
     comparison: ResultComparison
-    executions: int  # run until a task was drawn for verification
     verified: tuple[Verified, ...]
-    receipts: tuple[Receipt, ...]
+    receipts: tuple[Receipt, ...]  # of all executions, run until a task was drawn
     setup_s: float
     total_s: float
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.main.session.manifest
+
+    @property
+    def plan(self) -> Plan:
+        return self.main.session.plan
 
     @property
     def is_equal(self) -> bool:
         return self.comparison.equal
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Return how fast tokens came after the first one."""
-        return (self.tokens - 1) / self.rest_s if self.rest_s else 0.0
-
     def transitions(self) -> list[Transition]:
         """Return the transitions of the main execution."""
-        return compute_transitions(self.manifest, self.trace)
+        return compute_transitions(self.manifest, self.main.trace)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -90,16 +105,16 @@ class DemoReport:
                 payments[payment.account] = round(payments.get(payment.account, 0.0) + usdc, 6)
         executors = self.plan.executors()
         return {
-            "model": self.model,
+            "model": self.model.name,
             "tasks": len(executors),
             "nodes_used": len(set(executors)),
             "assignment": [
                 {"task": index, "label": self.manifest.tasks[index].label, "node": node}
                 for index, node in enumerate(executors)
             ],
-            "steps": self.steps,
-            "prompt": self.prompt,
-            "output": self.output,
+            "steps": self.main.session.steps,
+            "prompt": self.model.prompt,
+            "output": self.main.text,
             "equal_to_reference": self.is_equal,
             "largest_difference": self.comparison.largest_difference,
             "compared_bytes": self.comparison.compared_bytes,
@@ -107,23 +122,13 @@ class DemoReport:
             "transition_ms": summarise(transitions),
             "transition_remote_ms": summarise([t for t in transitions if not t.is_local]),
             "transition_local_ms": summarise([t for t in transitions if t.is_local]),
-            "submit_to_result_s": round(self.submit_to_result_s, 3),
-            "plan_s": round(self.plan_s, 3),
-            "first_token_s": round(self.first_s, 3),
-            "tokens_per_s": round(self.tokens_per_s, 2),
+            "submit_to_result_s": round(self.main.elapsed_s, 3),
+            "plan_s": round(self.main.plan_s, 3),
+            "first_token_s": round(self.main.first_s, 3),
+            "tokens_per_s": round(self.main.tokens_per_s, 2),
             "reference_s": round(self.comparison.reference_s, 3),
-            "executions": self.executions,
-            "verified_tasks": [
-                {
-                    "execution_id": entry.execution_id,
-                    "task": entry.task,
-                    "label": entry.label,
-                    "executor": entry.executor,
-                    "validators": list(entry.validators),
-                    "verdict": entry.verdict,
-                }
-                for entry in self.verified
-            ],
+            "executions": len(self.receipts),
+            "verified_tasks": [asdict(entry) for entry in self.verified],
             "payments_usdc": payments,
             "refunded_usdc": sum(r.refunded_micro_usdc for r in self.receipts) / MICRO,
             "slashed": [

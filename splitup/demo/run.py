@@ -5,28 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
-from splitup.client.outcome import Array, Receipt, TraceEvent, make_trace
+from splitup.client.outcome import Array, Receipt, make_trace
 from splitup.client.text.generation import generate_tokens
 from splitup.config import NETWORK_FILE
+from splitup.core.background import run_until
 from splitup.core.errors import InvalidInput, InvalidModel, Unavailable
+from splitup.core.event_loop import catch_signals
 from splitup.decode.sampler import Sampler
 from splitup.demo.models import MODEL, MODELS, DemoModel, get_model
-from splitup.demo.report import DemoReport, ResultComparison, Verified
+from splitup.demo.report import DemoReport, Generation, ResultComparison, Verified
 from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.processes import find_program, make_death_pact
 from splitup.devnet.state import DevnetState
@@ -59,22 +60,6 @@ class DemoOptions:
     write: Say = _say_nothing
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """One generation with everything it returned."""
-
-    session: Session
-    text: str
-    tokens: int
-    steps: tuple[dict[str, Array], ...]  # every step's inputs, by name
-    logits: Array  # of all rows that were wanted: [rows, vocab]
-    trace: tuple[TraceEvent, ...]
-    elapsed_s: float
-    plan_s: float
-    first_s: float  # from the plan to the first token
-    rest_s: float  # from the first token to the last
-
-
 def run_demo(options: DemoOptions, say: Say, update: Say) -> DemoReport:
     """Run the demo; whatever happens, everything that was started is stopped at the end.
 
@@ -90,19 +75,14 @@ def run_demo(options: DemoOptions, say: Say, update: Say) -> DemoReport:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-async def until_interrupted(work: Awaitable[T]) -> T:
+async def until_interrupted(work: Coroutine[Any, Any, T]) -> T:
     """Await ``work``; SIGINT and SIGTERM cancel it, wait for it, raise KeyboardInterrupt."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+    stopped = asyncio.Event()
+    with catch_signals(stopped):
+        done = await run_until(stopped, work)
+    if done is None and stopped.is_set():
+        raise KeyboardInterrupt
+    return cast(T, done)
 
 
 async def _run(directory: Path, options: DemoOptions, say: Say, update: Say) -> DemoReport:
@@ -149,7 +129,8 @@ async def _run_on(
             short = await generate(net, replace(model, max_tokens=_SHORT_TOKENS))
             receipts.append(await net.receipt(short.session.execution_id))
             verified = await fetch_verified(net, short.session, receipts[-1])
-        return _make_report(model, main, comparison, receipts, verified, setup_s, started)
+        total_s = time.monotonic() - started
+        return DemoReport(model, main, comparison, verified, tuple(receipts), setup_s, total_s)
 
 
 async def generate(
@@ -329,35 +310,3 @@ def _check_refusals(directory: Path, wanted: Sequence[str], nodes: int) -> None:
             raise Unavailable(
                 f"{count} of {nodes} nodes do not load task {wanted.index(task_id)}: {reason}"
             )
-
-
-def _make_report(
-    model: DemoModel,
-    main: Generation,
-    comparison: ResultComparison,
-    receipts: list[Receipt],
-    verified: tuple[Verified, ...],
-    setup_s: float,
-    started: float,
-) -> DemoReport:
-    return DemoReport(
-        model=model.name,
-        manifest=main.session.manifest,
-        plan=main.session.plan,
-        steps=main.session.steps,
-        prompt=model.prompt,
-        is_chat=model.is_chat,
-        output=main.text,
-        tokens=main.tokens,
-        trace=main.trace,
-        submit_to_result_s=main.elapsed_s,
-        plan_s=main.plan_s,
-        first_s=main.first_s,
-        rest_s=main.rest_s,
-        comparison=comparison,
-        executions=len(receipts),
-        verified=verified,
-        receipts=tuple(receipts),
-        setup_s=setup_s,
-        total_s=time.monotonic() - started,
-    )

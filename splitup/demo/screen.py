@@ -50,7 +50,7 @@ def _letter(index: int) -> str:
 
 
 def _show_graph(report: DemoReport, names: dict[str, str], console: Console) -> None:
-    console.rule(f"model {report.model}: {len(report.manifest.tasks)} tasks", align="left")
+    console.rule(f"model {report.model.name}: {len(report.manifest.tasks)} tasks", align="left")
     executors = report.plan.executors()
     table = Table(box=None)
     for column in ("task", "reads", "weights", "VRAM", "price", "node"):
@@ -83,9 +83,9 @@ def _describe_sources(manifest: Manifest, index: int) -> str:
 
 
 def _show_timeline(report: DemoReport, names: dict[str, str], console: Console) -> None:
-    steps = sorted({event.step for event in report.trace})
+    steps = sorted({event.step for event in report.main.trace})
     step = steps[-2:][0] if steps else 0  # near the end: one token at a time, nothing overlaps
-    events = [event for event in report.trace if event.step == step]
+    events = [event for event in report.main.trace if event.step == step]
     console.rule(f"timeline of step {step}, by the nodes' own clocks", align="left")
     for line in draw_gantt(events, report.manifest, names):
         console.print(line, soft_wrap=True)
@@ -147,11 +147,12 @@ def draw_gantt(
 
 
 def _show_output(report: DemoReport, console: Console) -> None:
-    console.rule(f"output: {report.tokens} tokens in {report.steps} steps", align="left")
-    between = "\n" if report.is_chat else ""
-    console.print(Text.assemble((report.prompt + between, "bold"), report.output), soft_wrap=True)
+    main, model = report.main, report.model
+    console.rule(f"output: {main.tokens} tokens in {main.session.steps} steps", align="left")
+    between = "\n" if model.is_chat else ""
+    console.print(Text.assemble((model.prompt + between, "bold"), main.text), soft_wrap=True)
     console.print(
-        f"first token after {report.first_s:.2f} s, then {report.tokens_per_s:.1f} tokens a second"
+        f"first token after {main.first_s:.2f} s, then {main.tokens_per_s:.1f} tokens a second"
     )
     comparison = report.comparison
     if comparison.equal:
@@ -160,8 +161,8 @@ def _show_output(report: DemoReport, console: Console) -> None:
         verdict = f"DIFFERENT: largest difference {comparison.largest_difference:g}"
     console.print(f"compared with the whole model in one process: {verdict}", soft_wrap=True)
     console.print(
-        f"submitted to last result: {report.submit_to_result_s:.2f} s, of which "
-        f"{report.plan_s:.2f} s until every task had its node; the whole model takes "
+        f"submitted to last result: {main.elapsed_s:.2f} s, of which "
+        f"{main.plan_s:.2f} s until every task had its node; the whole model takes "
         f"{comparison.reference_s:.2f} s ({comparison.determinism_class})",
         soft_wrap=True,
     )
@@ -171,13 +172,13 @@ def _show_verification(report: DemoReport, names: dict[str, str], console: Conso
     console.rule("verification: 8 % of tasks, drawn after their outputs were fixed", align="left")
     main = report.plan.request.execution_id
     if not any(entry.execution_id == main for entry in report.verified):
-        more = report.executions - 1
+        more = len(report.receipts) - 1
         console.print(
             "no task of this execution was drawn"
             + (f"; short executions until one was drawn: {more}" if more else ""),
         )
     if not report.verified:
-        console.print(f"no task was drawn in {report.executions} executions")
+        console.print(f"no task was drawn in {len(report.receipts)} executions")
     for entry in report.verified:
         by = ", ".join(names[validator] for validator in entry.validators) or "nobody"
         console.print(
@@ -187,8 +188,8 @@ def _show_verification(report: DemoReport, names: dict[str, str], console: Conso
 
 
 def _show_money(report: DemoReport, names: dict[str, str], console: Console) -> None:
-    runs = "execution" if report.executions == 1 else "executions"
-    console.rule(f"money of {report.executions} {runs}", align="left")
+    runs = "execution" if len(report.receipts) == 1 else "executions"
+    console.rule(f"money of {len(report.receipts)} {runs}", align="left")
     totals: Counter[str] = Counter()
     for receipt in report.receipts:
         for payment in receipt.payments:

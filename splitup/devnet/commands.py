@@ -18,6 +18,7 @@ from typing import Any, Final
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.config import NETWORK_FILE, NetworkConfig
+from splitup.core.directory_lock import find_holder
 from splitup.core.errors import ConfigurationError, InvalidInput, SplitUpError, Unavailable
 from splitup.crypto.keystore import load_identity
 from splitup.devnet import funding
@@ -28,7 +29,6 @@ from splitup.devnet.state import (
     is_ready,
     make_directory,
     read_runtime,
-    read_supervisor,
 )
 from splitup.devnet.status import NetworkHealth, fetch_health
 from splitup.net.http import SignedClient
@@ -83,7 +83,7 @@ def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
     log, when it does not come up.
     """
     directory = options.directory.absolute()
-    if (pid := read_supervisor(directory)) is not None:
+    if (pid := find_holder(directory)) is not None:
         raise ConfigurationError(
             f"the network in {directory} is running already (process {pid}); "
             f"stop it with: splitup down --dir {directory}"
@@ -117,14 +117,14 @@ def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
 def down(directory: Path, say: Callable[[str], None]) -> None:
     """Stop the network of a directory and wait until everything has ended."""
     directory = directory.absolute()
-    pid = read_supervisor(directory)
+    pid = find_holder(directory)
     if pid is None:
         raise ConfigurationError(
             f"no network runs in {directory}; if yours is elsewhere, name it with --dir"
         )
     os.kill(pid, signal.SIGTERM)
     ends = time.monotonic() + _STOP_TIMEOUT_S
-    while read_supervisor(directory) == pid:
+    while find_holder(directory) == pid:
         if time.monotonic() > ends:
             raise Unavailable(
                 f"the supervisor (process {pid}) did not stop within {_STOP_TIMEOUT_S:g} s; "
@@ -145,7 +145,7 @@ def fund(directory: Path, account: str, micro_usdc: int) -> None:
     directory = directory.absolute()
     if not re.fullmatch("0x[0-9a-fA-F]{40}", account):
         raise InvalidInput(f"{account} is no address; give 0x and 40 hexadecimal digits")
-    if read_supervisor(directory) is None:
+    if find_holder(directory) is None:
         raise ConfigurationError(
             f"no network runs in {directory}; start it with: splitup up --dir {directory}"
         )
@@ -175,7 +175,7 @@ def fetch_status(directory: Path) -> NetworkStatus:
         (process.name, process.pid, _is_alive(process.pid))
         for process in read_runtime(directory).processes
     )
-    return NetworkStatus(directory, read_supervisor(directory), processes, health, problem)
+    return NetworkStatus(directory, find_holder(directory), processes, health, problem)
 
 
 async def _fetch_health(config: NetworkConfig, state: DevnetState) -> NetworkHealth:

@@ -15,13 +15,15 @@ from typing import Final
 from splitup.chain.client import Chain
 from splitup.chain.deployment import MarketParameters
 from splitup.chain.rpc import Rpc
+from splitup.core.background import run_until
 from splitup.core.errors import ChainUnavailable, ConfigurationError, Unavailable
+from splitup.core.event_loop import catch_signals
 from splitup.devnet import files, funding
 from splitup.devnet.anvil import build_command, find_anvil
 from splitup.devnet.disk import describe_low
 from splitup.devnet.processes import DevnetProcess, find_program, spawn
 from splitup.devnet.restarts import Restarts
-from splitup.devnet.s3_server import ObjectServer, start_object_server
+from splitup.devnet.s3_server import start_object_server
 from splitup.devnet.state import (
     DEFAULT_MEMBERS,
     GATEWAYS,
@@ -79,7 +81,6 @@ class Devnet:
         self._lock = Lock(self.directory)
         self._groups: list[list[DevnetProcess]] = []  # in the order they were started
         self._commands: dict[str, list[str | Path]] = {}  # of gateways, members and nodes, by name
-        self._objects: ObjectServer | None = None
         self._restarts = Restarts()
         self._ended: set[str] = set()  # processes whose end was reported
         self._is_disk_low = False
@@ -113,13 +114,14 @@ class Devnet:
         parties = funding.load_parties(directory, mnemonic, state)
         self._report("starting the chain and the object store")
         rpc_url = await self._start_chain(state, mnemonic)
-        self._objects = start_object_server(directory / "objects")
+        objects = start_object_server(directory / "objects")
+        self._add_group([objects])
         self._report("preparing contracts, funds and stakes")
         deployment = await funding.load_deployment(
             directory, rpc_url, parties.deployer, self._options.parameters
         )
         await funding.set_up_chain(rpc_url, deployment, parties, state)
-        layout = files.DevnetLayout(directory, state, parties, rpc_url, self._objects)
+        layout = files.DevnetLayout(directory, state, parties, rpc_url, objects)
         files.write_network_file(layout)
         self._report("starting the gateways, the committee and the nodes")
         self._spawn_group(
@@ -199,13 +201,7 @@ class Devnet:
             for child in group:
                 child.request_stop()
             await asyncio.gather(*(asyncio.to_thread(child.stop) for child in group))
-            if group[0].name.startswith("gateway") and self._objects is not None:
-                await asyncio.to_thread(self._objects.stop)
-                self._objects = None
-        if self._objects is not None:
-            await asyncio.to_thread(self._objects.stop)
         self._groups.clear()
-        self._objects = None
         self._lock.release()
 
     # ---- starting ------------------------------------------------------------------------------
@@ -296,12 +292,8 @@ class Devnet:
     def _check_essential(self) -> None:
         """Raise Unavailable when a part has ended without which nothing works."""
         for child in self.children:
-            if child.name == "chain":
+            if child.name in ("chain", "objects"):
                 child.check_running()
-        if self._objects is not None and not self._objects.is_running():
-            raise Unavailable(
-                f"the object store ended; its log is {self._objects.data_dir / 'weed.log'}"
-            )
 
     def _stop_leftovers(self) -> None:
         """End the processes that a killed supervisor left, recognised by directory and name."""
@@ -316,9 +308,6 @@ class Devnet:
 
     def _write_runtime(self, *, ready: bool) -> None:
         processes = [RunningProcess(c.name, c.pid, str(c.log)) for c in self.children]
-        if self._objects is not None:
-            log = self._objects.data_dir / "weed.log"
-            processes.append(RunningProcess("objects", self._objects.pid, str(log)))
         write_runtime(self.directory, Runtime(ready, tuple(processes), os.getpid()))
 
     def _log(self, name: str) -> Path:
@@ -334,26 +323,15 @@ async def run_devnet(
     restart: bool = False,
 ) -> None:
     """Run a network until SIGINT or SIGTERM, then stop it cleanly; see ``Devnet.watch``."""
-    loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
     net = Devnet(options, report, report_progress)
-    work = asyncio.create_task(_start_and_watch(net, on_ready, restart=restart))
-    waiting = asyncio.create_task(stopping.wait())
-    try:
-        await asyncio.wait((work, waiting), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            work.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await work
-    finally:
-        waiting.cancel()
-        if net.children:
-            report("stopping")
-        await net.stop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+    with catch_signals(stopping):
+        try:
+            await run_until(stopping, _start_and_watch(net, on_ready, restart=restart))
+        finally:
+            if net.children:
+                report("stopping")
+            await net.stop()
 
 
 async def _start_and_watch(

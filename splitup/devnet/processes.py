@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -76,8 +76,10 @@ def spawn(
     command: Sequence[str | Path],
     *,
     log: Path,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> DevnetProcess:
-    """Start a process whose output goes to ``log`` (appended).
+    """Start a process whose output goes to ``log`` (appended); by default as this one runs.
 
     Call it from a thread that outlives the child: at its end the kernel stops the child.
     Raises ConfigurationError when the program cannot be started.
@@ -92,6 +94,8 @@ def spawn(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                cwd=folder,
+                env=environment,
                 start_new_session=True,
                 preexec_fn=make_death_pact(),
             )

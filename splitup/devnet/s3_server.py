@@ -11,9 +11,7 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ from splitup.core import limits
 from splitup.core.errors import ConfigurationError, StorageUnavailable
 from splitup.crypto.keystore import read_secret_file, write_secret_file
 from splitup.devnet.ports import find_free_ports
-from splitup.devnet.processes import make_death_pact
+from splitup.devnet.processes import DevnetProcess, spawn
 from splitup.storage.s3_client import create_client
 
 HOST: Final = "127.0.0.1"
@@ -53,33 +51,17 @@ _MIN_FREE: Final = 0.01  # of the disk; SeaweedFS's own limit, which cannot be s
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectServer:
+class ObjectServer(DevnetProcess):
     """A running server. The secret is in ``credentials_path`` and nowhere else."""
 
     endpoint_url: str
     bucket: str
     credentials_path: Path
     data_dir: Path
-    process: subprocess.Popen[bytes]
-
-    @property
-    def pid(self) -> int:
-        """The server's process id."""
-        return self.process.pid
-
-    def is_running(self) -> bool:
-        """Whether the process lives."""
-        return self.process.poll() is None
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Stop the server: SIGTERM, then SIGKILL. Acknowledged objects are kept either way."""
-        if self.is_running():
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-        self.process.wait()
+        DevnetProcess.stop(self, timeout_s)
         for port in json.loads((self.data_dir / "ports.json").read_text()).values():
             # SeaweedFS puts its sockets into /tmp whatever its configuration says
             for stale in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock"):
@@ -119,23 +101,19 @@ def start_object_server(
     _check_space(data_dir)
     ports = _load_ports(data_dir, s3_port)
     credentials_path = _prepare_secrets(data_dir)
-    with (data_dir / "weed.log").open("ab") as log:
-        process = subprocess.Popen(
-            _compose_command(weed, data_dir, ports),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=data_dir,
-            env=_compose_environment(data_dir),
-            preexec_fn=make_death_pact(),
-            start_new_session=True,  # Ctrl-C reaches the supervisor, which stops the server last
-        )
+    child = spawn(
+        "objects",
+        _compose_command(weed, data_dir, ports),
+        log=data_dir / "weed.log",
+        folder=data_dir,
+        environment=_compose_environment(data_dir),
+    )
     server = ObjectServer(
+        *(child.name, child.process, child.log),
         endpoint_url=f"http://{HOST}:{ports['s3.port']}",
         bucket=bucket,
         credentials_path=credentials_path,
         data_dir=data_dir,
-        process=process,
     )
     try:
         _wait_for_bucket(server, time.monotonic() + timeout_s)
@@ -270,14 +248,9 @@ def _wait_for_bucket(server: ObjectServer, deadline: float) -> None:
     from botocore.exceptions import BotoCoreError, ClientError
 
     client = create_client(server.endpoint_url, server.credentials_path)
-    log = server.data_dir / "weed.log"
     try:
         while True:
-            if not server.is_running():
-                raise StorageUnavailable(
-                    f"the S3 server ended with code {server.process.returncode} while starting; "
-                    f"its log is {log}"
-                )
+            server.check_running()
             try:
                 if _is_ready(client, server.bucket):
                     return
@@ -285,7 +258,8 @@ def _wait_for_bucket(server: ObjectServer, deadline: float) -> None:
                 pass  # it does not listen yet, or its parts are not connected yet
             if time.monotonic() > deadline:
                 raise StorageUnavailable(
-                    f"the S3 server does not answer at {server.endpoint_url}; its log is {log}"
+                    f"the S3 server does not answer at {server.endpoint_url}; its log is "
+                    f"{server.log}"
                 )
             time.sleep(0.05)
     finally:

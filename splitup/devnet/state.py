@@ -7,7 +7,6 @@ its process id; ``runtime.json`` lists the processes that it started.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -18,6 +17,7 @@ from typing import Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splitup.core import limits
+from splitup.core.directory_lock import find_holder, take_lock
 from splitup.core.errors import ConfigurationError
 from splitup.devnet.ports import find_free_ports, hold_port, is_port_free
 
@@ -124,24 +124,19 @@ class Lock:
     """The lock of a directory's network; held until ``release`` or the end of the process."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "lock"
+        self._directory = directory
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
         """Take the lock; raise ConfigurationError naming the process that holds it."""
-        make_directory(self._path.parent)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if not _try_lock(descriptor):
-            os.close(descriptor)
-            directory = self._path.parent
+        make_directory(self._directory)
+        self._descriptor = take_lock(self._directory)
+        if self._descriptor is None:
             raise ConfigurationError(
-                f"the network in {directory} is running already "
-                f"(process {read_supervisor(directory)}); "
-                f"stop it with: splitup down --dir {directory}"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
-        self._descriptor = descriptor
+                f"the network in {self._directory} is running already "
+                f"(process {find_holder(self._directory)}); "
+                f"stop it with: splitup down --dir {self._directory}"
+            )
 
     def release(self) -> None:
         if self._descriptor is not None:
@@ -162,32 +157,6 @@ def make_directory(directory: Path) -> None:
     raise ConfigurationError(
         f"{directory} cannot hold a network ({problem}); choose another with --dir"
     )
-
-
-def _try_lock(descriptor: int) -> bool:
-    for _ in range(10):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except OSError:
-            time.sleep(0.02)  # read_supervisor holds it for microseconds
-    return False
-
-
-def read_supervisor(directory: Path) -> int | None:
-    """Return the process id of the directory's running supervisor, None when there is none."""
-    try:
-        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        text = os.read(descriptor, 32).decode().strip()
-        return int(text) if text.isdigit() else None
-    finally:
-        os.close(descriptor)
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +189,7 @@ def is_ready(directory: Path, supervisor: int) -> bool:
     """Return whether the network that this process runs is ready."""
     runtime = read_runtime(directory)
     return (
-        runtime.ready
-        and runtime.supervisor == supervisor
-        and read_supervisor(directory) == supervisor
+        runtime.ready and runtime.supervisor == supervisor and find_holder(directory) == supervisor
     )
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from splitup.chain.client import Chain
+from splitup.chain.committee_reader import fetch_committee
+from splitup.client.market.plan_check import fetch_latest_snapshot
 from splitup.config import NODE_STATUS_FILE
-from splitup.core import limits
-from splitup.core.errors import PeerFault, SplitUpError
+from splitup.core.errors import SplitUpError
 from splitup.devnet.funding import make_endpoint
 from splitup.devnet.state import GATEWAYS, DevnetState
 from splitup.messages import api
@@ -22,7 +23,6 @@ from splitup.messages.snapshots import Snapshot
 from splitup.net.http import SignedClient
 
 _PROBE_TIMEOUT_S: Final = 2.0
-_NO_ROOT: Final = "0x" + "00" * 32
 _PAGE: Final = 100
 
 
@@ -111,7 +111,7 @@ async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> 
         chain.fetch_head(),
         chain.call("committee", "groupKey"),
         _fetch_nodes(chain),
-        fetch_snapshot(chain, http, member_urls),
+        _fetch_snapshot(chain, http),
         *(_answers(http, url) for url in gateway_urls + member_urls),
     )
     answering = {u for u, a in zip(gateway_urls + member_urls, answers, strict=True) if a}
@@ -162,26 +162,13 @@ def _read_node_status(directory: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(path.read_text())
 
 
-async def fetch_snapshot(chain: Chain, http: SignedClient, members: list[str]) -> Snapshot | None:
-    """Return the snapshot whose root is on chain, from the first member that has it, or None."""
-    latest = await chain.call("committee", "latestSnapshot")
-    root = latest["root"]
-    if root == _NO_ROOT:
+async def _fetch_snapshot(chain: Chain, http: SignedClient) -> Snapshot | None:
+    """Return the latest list of live nodes; None before the first, or when nobody shows it."""
+    members = (await fetch_committee(chain)).members
+    try:
+        return await fetch_latest_snapshot(chain, http, members)
+    except SplitUpError:
         return None
-    for member in members:
-        try:
-            data = await http.get_bytes(
-                api.SNAPSHOT.url(member, root=root),
-                timeout_s=_PROBE_TIMEOUT_S,
-                max_bytes=api.SNAPSHOT.max_reply_bytes,
-            )
-            snapshot = Snapshot.parse(data, max_bytes=limits.MAX_SNAPSHOT_BYTES)
-            if snapshot.root() != root:
-                raise PeerFault(f"{member} sent another snapshot than {root}", peer=member)
-        except SplitUpError:
-            continue
-        return snapshot
-    return None
 
 
 async def _fetch_nodes(chain: Chain) -> list[dict[str, Any]]:
@@ -194,7 +181,7 @@ async def _fetch_nodes(chain: Chain) -> list[dict[str, Any]]:
 
 async def _answers(http: SignedClient, url: str) -> bool:
     try:
-        await http.get_json(api.PING.url(url), timeout_s=_PROBE_TIMEOUT_S)
+        await http.get_json(api.PING.url(url))
     except SplitUpError:
         return False
     return True

@@ -27,6 +27,7 @@ import aiohttp
 from aiohttp import web
 
 from splitup.core import limits, tuning
+from splitup.core.background import BackgroundTasks, cancel
 from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable, describe
 from splitup.crypto.jws import Claims, ReplayCache, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
@@ -342,8 +343,7 @@ class LinkPool:
         with contextlib.suppress(TimeoutError, SplitUpError):
             async with asyncio.timeout(flush_s):
                 await link.drain()
-        known[1].cancel()
-        await asyncio.gather(known[1], return_exceptions=True)
+        await cancel(known[1])
         self._forget(link, None)  # for a task that was cancelled before it began
 
     async def close(self, *, flush_s: float = 1.0) -> None:
@@ -468,7 +468,7 @@ class LinkAcceptor:
         self._on_closed = on_closed
         self._replays = ReplayCache()
         self._sockets: dict[tuple[str, str], tuple[Link, _Socket]] = {}  # by key and execution
-        self._closing: set[asyncio.Task[bool]] = set()  # connections that others replace
+        self._closing = BackgroundTasks()  # connections that others replace
 
     async def handle(self, request: web.Request) -> web.WebSocketResponse:
         """Serve one connection; raise BadSignature, PeerFault or Unavailable to refuse it."""
@@ -507,7 +507,7 @@ class LinkAcceptor:
         """Close every accepted connection. Call it before the server is closed."""
         for name in list(self._sockets):
             self._close(name)
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await asyncio.gather(*self._closing.tasks, return_exceptions=True)
 
     def authenticate(self, header: str) -> Link:
         """Check an Authorization header and return a link to its signer.
@@ -543,6 +543,4 @@ class LinkAcceptor:
     def _close(self, name: tuple[str, str]) -> None:
         known = self._sockets.pop(name, None)
         if known is not None:
-            task = asyncio.create_task(known[1].close(code=aiohttp.WSCloseCode.GOING_AWAY))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._closing.start(known[1].close(code=aiohttp.WSCloseCode.GOING_AWAY))

@@ -37,6 +37,7 @@ import aiohttp
 from aiohttp import web
 
 from splitup.core import limits, tuning
+from splitup.core.background import cancel
 from splitup.core.errors import BadSignature, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.core.places import Places
 from splitup.core.throughput import Allowance
@@ -339,9 +340,7 @@ class Relay:
             return asking.result()  # the node refuses, or does not answer
         finally:
             self._tickets.pop(ticket, None)
-            arriving.cancel()
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            await cancel(arriving, asking)
 
     async def _accept_stream(self, request: web.Request) -> web.WebSocketResponse:
         arriving = self._tickets.pop(request.match_info["ticket"], None)  # single use
@@ -395,9 +394,7 @@ async def _join(
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await cancel(*tasks)
     for socket in (one, other):
         if socket.close_code in _ENDED:  # tells the other side whether to reconnect
             code = socket.close_code

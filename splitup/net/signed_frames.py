@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from splitup.core import limits
-from splitup.core.tensors import NO_STEPS, compute_zero_digest, is_zero
+from splitup.core.tensors import NO_STEPS, compute_zero_digest
 from splitup.crypto.keys import Identity, verify_raw
 from splitup.messages.base import Message
 from splitup.messages.frames import (
@@ -20,31 +20,6 @@ from splitup.messages.frames import (
 )
 from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.task_queue import PortId
-
-
-def make_tensor_frame(
-    execution_id: str,
-    task: int,
-    port: int,
-    step: int,
-    data: bytes,
-    digest: bytes | None = None,
-    before: bytes = NO_STEPS,
-) -> Frame:
-    """Return the frame of an inline tensor; pass its SHA-256 as ``digest`` if it is known."""
-    digest = hashlib.sha256(data).digest() if digest is None else digest
-    return Frame(
-        kind=FrameKind.TENSOR,
-        execution_id=execution_id,
-        task=task,
-        port=port,
-        step=step,
-        digest=digest,
-        length=len(data),
-        payload=data,
-        zeros=is_zero(digest, len(data)),
-        before=before,
-    )
 
 
 def make_stored_frame(

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 
 from splitup.core import limits, tuning
+from splitup.core.background import BackgroundTasks
 from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable, describe
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity
@@ -47,7 +48,7 @@ class Tunnel:
         self._acceptor = acceptor
         self._local_url = local_url
         self._session: aiohttp.ClientSession | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
 
     def make_endpoint(self, relay: str) -> str:
         """Return the endpoint at which others reach the node through a relay."""
@@ -72,9 +73,7 @@ class Tunnel:
 
     async def close(self) -> None:
         """Close all connections to relays."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -131,7 +130,7 @@ class Tunnel:
 
     def _take(self, relay: str, socket: _Socket, data: bytes) -> None:
         kind, place, number, payload = decode_control(data)
-        if len(self._tasks) >= _MAX_WORK:
+        if len(self._background.tasks) >= _MAX_WORK:
             _log.warning("relay %s sends more requests than allowed; one is ignored", relay)
             return  # its sender will time out
         if kind is RelayKind.REQUEST and number < len(api.RELAYED_REQUESTS):
@@ -144,9 +143,7 @@ class Tunnel:
             work = self._open(relay, socket, place, ticket, header)
         else:
             raise PeerFault("the relay sent a message of a kind that relays do not send")
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._background.start(work)
 
     async def _answer(self, socket: _Socket, place: int, number: int, body: bytes) -> None:
         route = api.RELAYED_REQUESTS[number]

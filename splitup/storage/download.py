@@ -15,7 +15,6 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import aiohttp
@@ -185,12 +184,7 @@ class _Part:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def append(self, data: bytes | bytearray) -> None:

@@ -10,7 +10,6 @@ because SQLite checks its structure but not its contents.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import sqlite3
@@ -18,11 +17,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from splitup.core import limits, tuning
 from splitup.core.codec import decode_canonical, encode_canonical
+from splitup.core.directory_lock import find_holder, take_lock
 from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
 
 _FORMAT: Final = 1  # PRAGMA user_version
@@ -89,12 +88,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -191,39 +185,13 @@ class Journal:
                 raise _translate(error, self._path) from None
 
 
-def is_in_use(directory: Path) -> bool:
-    """Return whether a process has the journal of a directory open."""
-    try:
-        descriptor = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
 def _take_lock(directory: Path) -> int:
-    """Lock the directory until the descriptor is closed or the process ends."""
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(descriptor)
+    descriptor = take_lock(directory)
+    if descriptor is None:
         raise ConfigurationError(
-            f"the data directory {directory} is in use by process {holder}; stop that process "
-            "or choose another directory"
-        ) from None
-    try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    except OSError:
-        os.close(descriptor)
-        raise
+            f"the data directory {directory} is in use by process "
+            f"{find_holder(directory) or 'unknown'}; stop that process or choose another directory"
+        )
     return descriptor
 
 

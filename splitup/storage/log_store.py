@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import aiohttp
 
 from splitup.core import limits, tuning
+from splitup.core.background import cancel
 from splitup.core.errors import PeerFault, Refused, SplitUpError, Unavailable
 from splitup.core.tensors import TensorSpec
 from splitup.graph.manifest import Manifest
@@ -380,8 +381,7 @@ class LogWriter:
     async def close(self) -> None:
         """Stop writing at once."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel(self._task)
 
     def _start(self) -> None:
         if (self._task is None or self._task.done()) and self.error is None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from splitup.core.errors import ConfigurationError
+from splitup.crypto.keys import Identity
+from splitup.crypto.keystore import create_identity, create_passphrase
 
 if TYPE_CHECKING:
     import sqlalchemy as sql
@@ -16,6 +21,43 @@ def write_private(path: Path, text: str) -> None:
     with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
         os.fchmod(file.fileno(), 0o600)  # also one that was there
         file.write(text)
+
+
+def create_party(
+    directory: Path,
+    name: str,
+    text: str,
+    *,
+    passphrase: str,
+    check: Callable[[Path], object] = lambda draft: None,
+    option: str = "--data-dir",
+) -> Identity:
+    """Write a new party's configuration ``name``, keystore.json and passphrase into a directory.
+
+    Without a ``passphrase`` the key gets a random one. Raises ConfigurationError, and writes
+    nothing, when one of the files exists or when ``check``, which gets the path of a draft of the
+    configuration, raises it. ``option`` names the directory on the command line.
+    """
+    path, draft = directory / name, directory / f".{name}"
+    keystore, passphrase_file = directory / "keystore.json", directory / "passphrase"
+    for file in (path, keystore, passphrase_file):
+        if file.exists():
+            raise ConfigurationError(f"{file} exists already; use it, or choose another {option}")
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(draft, text)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write to {directory} ({error.strerror}); choose another {option}"
+        ) from None
+    try:
+        check(draft)
+        create_passphrase(passphrase_file, passphrase)
+        identity = create_identity(keystore, passphrase_file)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return identity
 
 
 def open_database(url: str) -> sql.Engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -27,7 +28,7 @@ ALL = {**VERBS, **find_commands("splitup")}
 
 @pytest.mark.parametrize("verb", ALL)
 def test_every_verb_has_a_command_with_help(verb: str) -> None:
-    assert callable(import_module(ALL[verb].module).command)
+    assert callable(getattr(import_module(ALL[verb].module), ALL[verb].function))
     done = RUNNER.invoke(app, [verb, "--help"])
     assert (done.exit_code, done.output.splitlines()[0].split()[:3]) == (
         0,
@@ -43,16 +44,16 @@ def test_every_verb_has_a_command_with_help(verb: str) -> None:
         ("splitup_deploy.cli", DEPLOY_COMMANDS),
     ],
 )
-def test_every_module_of_a_command_is_registered(
+def test_every_function_of_a_command_is_registered(
     package: str, commands: dict[str, Command]
 ) -> None:
     folder = Path(import_module(package).__path__[0])
-    with_command = {
-        f"{package}.{path.stem}"
+    functions = {
+        (f"{package}.{path.stem}", name)
         for path in folder.glob("*.py")
-        if "def command(" in path.read_text()
+        for name in re.findall(r"\n\n@as_command.*\n(?:async )?def (\w+)\(", path.read_text())
     }
-    assert with_command == {command.module for command in commands.values()}
+    assert functions == {(command.module, command.function) for command in commands.values()}
 
 
 def test_every_verb_is_listed() -> None:

@@ -10,10 +10,9 @@ import pytest
 from splitup.backend.compiler.schedule import compile_graph
 from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
-from splitup.cpu.bound_matmul import BoundMatmul
 from splitup.cpu.matmul_match import Matmul
 from splitup.cpu.matmul_shape import Bound, LookupShape, MatmulShape, ProductKind
-from splitup.cpu.native_kernels import is_supported
+from splitup.cpu.native_kernels import BoundMatmul, is_supported
 from splitup.cpu.vector_match import VectorKernel
 from splitup.graph.ir import Graph
 from splitup.graph.memory import BUFFER_ALIGNMENT

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from splitup.core.directory_lock import find_holder
 from splitup.core.errors import ConfigurationError, Unavailable
 from splitup.devnet.commands import up_detached
 from splitup.devnet.network import Devnet, DevnetOptions
@@ -22,7 +23,6 @@ from splitup.devnet.state import (
     Runtime,
     is_ready,
     read_runtime,
-    read_supervisor,
     write_runtime,
 )
 
@@ -83,7 +83,7 @@ async def test_a_network_keeps_its_members(tmp_path: Path) -> None:
     net = Devnet(DevnetOptions(tmp_path, members=4), print)
     with pytest.raises(ConfigurationError, match="has 7 members, and that is fixed"):
         await net.start()
-    assert read_supervisor(tmp_path) is None
+    assert find_holder(tmp_path) is None
 
 
 async def test_nodes_keep_their_memory(tmp_path: Path) -> None:
@@ -122,15 +122,15 @@ def test_damaged_state_is_refused(tmp_path: Path) -> None:
 
 def test_only_one_supervisor_at_a_time(tmp_path: Path) -> None:
     first, second = Lock(tmp_path), Lock(tmp_path)
-    assert read_supervisor(tmp_path) is None
+    assert find_holder(tmp_path) is None
     first.acquire()
-    assert read_supervisor(tmp_path) == os.getpid()
+    assert find_holder(tmp_path) == os.getpid()
     with pytest.raises(ConfigurationError, match=f"running already .process {os.getpid()}."):
         second.acquire()
     first.release()
     second.acquire()
     second.release()
-    assert read_supervisor(tmp_path) is None
+    assert find_holder(tmp_path) is None
 
 
 def test_a_network_is_not_ready_by_the_notes_of_an_earlier_supervisor(tmp_path: Path) -> None:

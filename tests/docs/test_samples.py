@@ -35,8 +35,7 @@ from typer import Context
 from typer.main import get_command
 
 from splitup.chain.registered_models import RegisteredModel
-from splitup.cli.commands import check, receipt
-from splitup.cli.commands import status as network_status
+from splitup.cli.commands import check, network, receipt
 from splitup.cli.console import Output
 from splitup.client.outcome import Receipt
 from splitup.client.text.generation import Token
@@ -251,7 +250,7 @@ def test_a_nodes_status_is_shown_as_it_is_printed() -> None:
     facts = {"chain": chain, "node": node, "obstacles": []}
     console = Console(width=100, markup=False, emoji=False, highlight=False)
     with console.capture() as capture:
-        status._show(Path("node.toml"), facts, console)
+        status._show_status(Path("node.toml"), facts, console)
     printed = [line.rstrip() for line in capture.get().splitlines()]
     check_shortened(read_sample(OFFER, "splitup-node status"), printed)
 
@@ -284,7 +283,7 @@ def test_a_networks_status_is_shown_as_it_is_printed(
         health=health,
         problem="",
     )
-    printed = capture_output(network_status._show, value)
+    printed = capture_output(network._show_status, value)
     check_shortened(read_sample(OPERATIONS, "splitup status"), printed)
 
 

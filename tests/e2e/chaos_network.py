@@ -48,9 +48,10 @@ class ChaosDevnet(Devnet):
     """A devnet that starts its store again."""
 
     def _check_essential(self) -> None:
-        if self._objects is not None and not self._objects.is_running():
-            self._objects = start_proxied_store(self.directory / "objects")
-            self._write_runtime(ready=True)
+        for group in self._groups:
+            if group[0].name == "objects" and not group[0].is_running():
+                group[0] = start_proxied_store(self.directory / "objects")
+                self._write_runtime(ready=True)
         super()._check_essential()
 
 

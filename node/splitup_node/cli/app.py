@@ -1,4 +1,4 @@
-"""``splitup-node``: what a GPU owner types. One module a command, imported when it is used."""
+"""``splitup-node``: what a GPU owner types. Modules are imported when their commands are used."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ COMMANDS: Final = list_own_commands(
         "audit": "Does this machine compute correctly?",
         "run": "Serve until Ctrl-C or SIGTERM.",
     },
+    {"money": ("stake", "unstake", "withdraw"), "status": ("status", "earnings", "top")},
 )
 
 app = typer.Typer(

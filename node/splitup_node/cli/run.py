@@ -10,7 +10,6 @@ from typing import Annotated, Final
 import typer
 
 from splitup.cli.command import as_command, start_log
-from splitup.core.log_limit import WarningLimit
 from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption
 from splitup_node.cli.progress import InPlaceHandler
 
@@ -39,7 +38,6 @@ async def command(
 
 def _start_logging(verbose: bool, log_json: bool) -> None:
     handler = logging.StreamHandler() if log_json else InPlaceHandler(sys.stderr)
-    handler.addFilter(WarningLimit())
     handler.setFormatter(_JsonLines() if log_json else logging.Formatter(_LOG_FORMAT))
     start_log(handler, logging.DEBUG if verbose else logging.INFO)
     logging.getLogger("asyncio").setLevel(logging.WARNING)

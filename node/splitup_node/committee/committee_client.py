@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
 from splitup.core import tuning
+from splitup.core.background import cancel
 from splitup.core.errors import PeerFault, Refused, SplitUpError, Unavailable
 from splitup.messages import api
 from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
@@ -190,9 +191,7 @@ async def _gather_quorum(
             if enough:
                 break
     finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await cancel(*waiting)
     return [_get_outcome(task) for task in tasks]
 
 

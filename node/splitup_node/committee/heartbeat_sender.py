@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from splitup.core import limits
+from splitup.core.background import cancel
 from splitup.core.errors import PeerFault, Refused, SplitUpError
 from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
@@ -112,9 +113,7 @@ class HeartbeatSender:
 
     async def close(self) -> None:
         """Cancel the calls that are not answered."""
-        for call in self._calls.values():
-            call.cancel()
-        await asyncio.gather(*self._calls.values(), return_exceptions=True)
+        await cancel(*self._calls.values())
         self._calls.clear()
 
     def _reap(self) -> None:

@@ -9,10 +9,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from splitup.chain.client import Chain
-from splitup.client.market.plan_check import fetch_snapshot
+from splitup.client.market.plan_check import fetch_latest_snapshot
 from splitup.core import tuning
 from splitup.core.errors import ConfigurationError, SplitUpError
-from splitup.messages.base import ZERO_BYTES32
 from splitup.net.endpoints import EndpointRefused, check_ip, is_loopback
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView
@@ -76,15 +75,13 @@ async def _fetch_peers(
     node: str, chain: Chain, http: SignedClient, committee: CommitteeView
 ) -> list[str]:
     """Return the endpoints of the other nodes in the latest snapshot; none if no member has it."""
-    root = (await chain.call("committee", "latestSnapshot"))["root"]
-    if root == ZERO_BYTES32:
-        return []
     try:
-        snapshot = await fetch_snapshot(http, committee, root)
+        snapshot = await fetch_latest_snapshot(chain, http, committee.members)
     except SplitUpError as error:
         _log.warning("the connections to other nodes are not checked: %s", error)
         return []
-    return [entry.endpoint for entry in snapshot.entries if entry.node != node]
+    entries = () if snapshot is None else snapshot.entries
+    return [entry.endpoint for entry in entries if entry.node != node]
 
 
 async def _accepts(endpoint: str) -> bool:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
 
 from splitup.core import tuning
+from splitup.core.background import BackgroundTasks
 from splitup.core.errors import PeerFault
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
@@ -51,19 +51,19 @@ class Engine:
     ) -> None:
         self._node = identity.address
         self._open_store = open_store
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._table = table = ExecutionTable(identity, workers, programs, listener, now_s)
         self.pool = LinkPool(identity, _refuse_frame, allow_loopback=allow_loopback)
-        self._outputs = Outputs(identity, self.pool, table, self._spawn, direct_bytes)
-        replay = Replay(table, self._schedule, self._spawn)
-        self._finisher = Finisher(workers, table, replay, self._spawn)
+        self._outputs = Outputs(identity, self.pool, table, self._background.start, direct_bytes)
+        replay = Replay(table, self._schedule, self._background.start)
+        self._finisher = Finisher(workers, table, replay, self._background.start)
         handovers = Handovers(workers, table, self._outputs, replay, self._finisher)
         self._inbox = Inbox(
             identity,
             table,
             handovers,
             self._finisher,
-            self._spawn,
+            self._background.start,
             self._schedule,
             self._outputs.check_links,
         )
@@ -196,20 +196,12 @@ class Engine:
             _log.warning("the running step, or the last log, did not end in time")
         await self.acceptor.close()
         await self.pool.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.close()
         for execution in self.executions.values():
             await execution.record.close()
 
     def _schedule(self) -> None:
         self.step_loop.schedule()
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _refuse_frame(link: Link, data: bytes) -> None:

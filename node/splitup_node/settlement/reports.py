@@ -21,6 +21,7 @@ from typing import Any
 from splitup.chain.client import Chain
 from splitup.chain.market import Status, distribute
 from splitup.core import limits, tuning
+from splitup.core.background import BackgroundTasks
 from splitup.core.errors import SplitUpError, Unavailable
 from splitup.messages import api
 from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
@@ -71,7 +72,7 @@ class Reporter:
         self._chain = chain
         self._committee_client = committee_client
         self._waiting: asyncio.Queue[CompletionReport] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._committed: dict[str, set[int]] = {}  # steps of what members got, by execution
         self._released_to = 0  # executions requested before this block are closed and released
 
@@ -99,9 +100,8 @@ class Reporter:
         )
         report = _read_report(stored)
         if (takeovers := _make_takeovers(report.completion)) is not None:
-            self._spawn(
-                self._committee_client.announce(takeovers, set())
-            )  # before our commitment is on chain
+            # before our commitment is on chain
+            self._background.start(self._committee_client.announce(takeovers, set()))
         self._waiting.put_nowait(report)
 
     def resume(self) -> None:
@@ -119,11 +119,9 @@ class Reporter:
         """Report what is submitted, for ever."""
         try:
             while True:
-                self._spawn(self._report(await self._waiting.get()))
+                self._background.start(self._report(await self._waiting.get()))
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._background.close()
 
     async def release_stake(self, entry: Mapping[str, Any]) -> None:
         """Have closed executions credited when their locks take too much of the stake.
@@ -177,7 +175,7 @@ class Reporter:
             earlier = tuple(one.root() for one in counted[1:])
             messages.append(_make_commitment(counted[0], earlier, report.order))
         for message in messages:
-            self._spawn(
+            self._background.start(
                 self._committee_client.spread(api.EXECUTOR_COMMITMENT, message, report.give_up_s)
             )
 
@@ -200,16 +198,6 @@ class Reporter:
             await asyncio.to_thread(self._journal.put, "revealed", execution_id, {})
         except Unavailable as error:
             _log.error("the reveal of %s cannot be journaled: %s", execution_id, error)
-
-    def _spawn(self, coroutine: Any) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_done)
-
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("an execution cannot be reported", exc_info=error)
 
 
 def _make_takeovers(completion: Completion) -> Takeovers | None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from splitup.core import limits, tuning
+from splitup.core.background import cancel
 from splitup.graph.manifest import Manifest
 from splitup.graph.step_groups import StepGroup
 from splitup.messages.plans import Request
@@ -141,8 +142,7 @@ class _Passes:
     async def close(self) -> None:
         """Give up what still runs, and the session."""
         if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+            await cancel(self._running)
         self._workers.drop([self.session])
 
     async def _run(self, group: StepGroup) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from splitup.chain.committee_reader import Committees
 from splitup.core import limits, tuning
+from splitup.core.background import BackgroundTasks
 from splitup.core.errors import PeerFault, SplitUpError, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
@@ -63,7 +64,7 @@ class Verifier:
         self._context = context
         self._orders: asyncio.Queue[VerificationOrder] = asyncio.Queue(tuning.MAX_ORDERS)
         self._known: dict[tuple[str, int], None] = {}
-        self._reporting: set[asyncio.Task[None]] = set()
+        self._reporting = BackgroundTasks()
         self.done = 0
         self.latest: deque[dict[str, str | int]] = deque(maxlen=tuning.SHOWN_VERIFICATIONS)
 
@@ -98,14 +99,9 @@ class Verifier:
         try:
             while True:
                 order = await self._orders.get()
-                result = await self._verify(order)
-                task = asyncio.create_task(self._report(order, result))
-                self._reporting.add(task)
-                task.add_done_callback(self._on_reported)
+                self._reporting.start(self._report(order, await self._verify(order)))
         finally:
-            for task in self._reporting:
-                task.cancel()
-            await asyncio.gather(*self._reporting, return_exceptions=True)
+            await self._reporting.close()
 
     async def _verify(self, order: VerificationOrder) -> VerificationResult:
         request = order.certificate.plan.request
@@ -174,11 +170,6 @@ class Verifier:
                     "error": result.error,
                 }
             )
-
-    def _on_reported(self, task: asyncio.Task[None]) -> None:
-        self._reporting.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a verification could not be reported", exc_info=error)
 
 
 def check_order(order: VerificationOrder, manifest: Manifest, node: str) -> None:

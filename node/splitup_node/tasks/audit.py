@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 from splitup.chain.client import Chain
@@ -280,5 +279,5 @@ async def _drop_unusable(
 
 async def _run(supervisor: Supervisor | Workers, request: RunRequest) -> RunAnswer:
     future: asyncio.Future[RunAnswer] = asyncio.get_running_loop().create_future()
-    supervisor.run(request, partial(fulfil, future))
+    supervisor.run_together([request], lambda answers: fulfil(future, answers[0]))
     return await future

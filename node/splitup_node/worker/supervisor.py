@@ -65,7 +65,6 @@ def parse_device(text: str) -> tuple[str, int]:
     return text, 0
 
 
-RunHandler = Callable[[RunAnswer | SplitUpError], None]
 BatchHandler = Callable[[Sequence[RunAnswer | SplitUpError]], None]
 A = TypeVar("A")
 _Handler = Callable[[memoryview | SplitUpError], None]
@@ -254,18 +253,10 @@ class Supervisor:
         """Return whether consecutive steps of one session can run in one pass."""
         return program in self._merging
 
-    def run(self, request: RunRequest, handler: RunHandler) -> None:
-        """Send one run; ``handler`` is called later, with the answer, TaskFailed or WorkerLost."""
-
-        def on_answer(answer: memoryview | SplitUpError) -> None:
-            handler(answer if isinstance(answer, SplitUpError) else decode_answer(answer))
-
-        self._send(QuestionKind.RUN, encode_run(request), self.limit_s, on_answer)
-
     def run_together(self, requests: Sequence[RunRequest], handler: BatchHandler) -> None:
-        """Send runs of one program; ``handler`` gets all answers, in order.
+        """Send runs of one program: of several sessions, or consecutive ones of a session.
 
-        They are of several sessions, or consecutive ones of a session.
+        ``handler`` is called later, with the answer, TaskFailed or WorkerLost of each, in order.
         """
         if len(requests) == 1:
 
@@ -279,12 +270,8 @@ class Supervisor:
             if isinstance(answer, SplitUpError):
                 handler([answer] * len(requests))
             else:
-                handler(
-                    [
-                        TaskFailed(one) if isinstance(one, str) else one
-                        for one in decode_answers(answer)
-                    ]
-                )
+                found = decode_answers(answer)
+                handler([TaskFailed(one) if isinstance(one, str) else one for one in found])
 
         timeout_s = self.limit_s * len(requests)  # they may have to run one by one
         self._send(QuestionKind.RUNS, encode_runs(requests), timeout_s, on_answer)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from splitup.core.errors import ConfigurationError
 from splitup_node.worker.device_memory import find_memory
 from splitup_node.worker.ipc import RunRequest
-from splitup_node.worker.supervisor import BatchHandler, RunHandler, Supervisor, WorkerLost
+from splitup_node.worker.supervisor import BatchHandler, Supervisor, WorkerLost
 
 _log = logging.getLogger("splitup.node.worker")
 
@@ -152,12 +151,6 @@ class Workers:
         del self._programs[program]
         await self._supervisors[worker].unload(own)
 
-    def run(self, request: RunRequest, handler: RunHandler) -> None:
-        """Send one run to the program's worker; ``handler`` as in Supervisor.run."""
-        worker, program = self._programs[request.program]
-        self._sessions[request.session] = worker
-        self._supervisors[worker].run(replace(request, program=program), handler)
-
     def run_together(self, requests: Sequence[RunRequest], handler: BatchHandler) -> None:
         """Send runs of one program; ``handler`` as in Supervisor.run_together."""
         worker, program = self._programs[requests[0].program]
@@ -169,9 +162,7 @@ class Workers:
 
     async def digest_state(self, session: int) -> str:
         """Return the SHA-256 of a session's state, in hex. Raises TaskFailed or WorkerLost."""
-        worker = self._sessions.get(
-            session, 0
-        )  # a session that never ran is unknown to every worker
+        worker = self._sessions.get(session, 0)  # one that never ran is unknown to every worker
         return await self._supervisors[worker].digest_state(session)
 
     def drop(self, sessions: Sequence[int]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Annotated, Final
 
 import typer
 
-from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.command import JsonOutput, as_command, start_log
 from splitup.cli.console import add_version_option, ask_passphrase
 from splitup.cli.service import Service, make_service_app
 
@@ -42,7 +41,8 @@ ConfigOption = Annotated[
 
 
 @app.command(short_help="Serve as a committee member until SIGTERM or Ctrl-C.")
-def run(config: ConfigOption = Path("oracle.toml")) -> None:
+@as_command
+async def run(config: ConfigOption = Path("oracle.toml")) -> None:
     """Serve as a committee member until SIGTERM or Ctrl-C.
 
     Required settings: rpc_url, deployment (file with the contracts' addresses), keystore,
@@ -53,11 +53,12 @@ def run(config: ConfigOption = Path("oracle.toml")) -> None:
     from splitup_oracle.config import OracleConfig
     from splitup_oracle.member.service import run_member
 
-    _execute(lambda stop: run_member(OracleConfig.load(config), stop))
+    await _serve(lambda stop: run_member(OracleConfig.load(config), stop))
 
 
 @app.command(short_help="Serve as the storage gateway until SIGTERM or Ctrl-C.")
-def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
+@as_command
+async def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
     """Serve as the storage gateway until SIGTERM or Ctrl-C.
 
     Required settings: rpc_url, deployment (file with the contracts' addresses), s3_endpoint,
@@ -67,10 +68,11 @@ def gateway(config: ConfigOption = Path("gateway.toml")) -> None:
     are told; this gateway, and no RPC endpoint), open_models (false), open_uploads (false),
     upload_deposit_micro_usdc, upload_bytes_per_day.
     """
+    from splitup.core.background import run_until
     from splitup_oracle.config import GatewayConfig
     from splitup_oracle.gateway.http_gateway import run_gateway
 
-    _execute(lambda stop: _run_until(run_gateway(GatewayConfig.load(config)), stop))
+    await _serve(lambda stop: run_until(stop, run_gateway(GatewayConfig.load(config))))
 
 
 @app.command(short_help="Make a member's key and configuration for a network.")
@@ -203,47 +205,13 @@ def main() -> None:
     app()
 
 
-async def _run_until(work: Awaitable[None], stop: asyncio.Event) -> None:
-    """Await ``work``; cancel it when ``stop`` is set."""
-    task = asyncio.ensure_future(work)
-    stopping = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopping.cancel()
-        if not task.done():
-            task.cancel()
-    try:
-        await task
-    except asyncio.CancelledError:
-        if not stop.is_set():
-            raise
-
-
-def _execute(program: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    import uvloop
-
-    from splitup.core.errors import InvalidInput, SplitUpError
-    from splitup.core.log_limit import WarningLimit
+async def _serve(program: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Log to stderr and run a program, which ends when the event that it gets is set."""
+    from splitup.core.event_loop import catch_signals
 
     handler = logging.StreamHandler()
-    handler.addFilter(WarningLimit())
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        handlers=[handler],
-    )
-
-    async def run_until_signal() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    start_log(handler, logging.INFO)
+    stop = asyncio.Event()
+    with catch_signals(stop):
         await program(stop)
-
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run_until_signal())
-    except SplitUpError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2 if isinstance(error, InvalidInput) else 1) from None

@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -52,7 +53,7 @@ from splitup.net.metrics import serve_metrics
 from splitup.protocol.committee.certificates import CommitteeView, check_draw
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.gateway_client import recover_account
-from splitup_oracle.config import GatewayConfig
+from splitup_oracle.config import GatewayConfig, GatewayPolicy
 from splitup_oracle.gateway.access import (
     Right,
     check_upload,
@@ -82,16 +83,6 @@ class _Answer:
         return {method: methods.count(method) for method in ("GET", "PUT")}
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What an operator decides; the fields are explained in GatewayConfig."""
-
-    open_models: bool = False
-    open_uploads: bool = False
-    upload_deposit_micro_usdc: int = 1
-    upload_bytes_per_day: int = tuning.UPLOAD_BYTES_PER_DAY
-
-
 class Gateway:
     """Answers requests for grants.
 
@@ -106,7 +97,7 @@ class Gateway:
         objects: ObjectView,
         presigner: Presigner,
         audit: AuditLog,
-        policy: Policy,
+        policy: GatewayPolicy,
         audience: str | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
@@ -355,30 +346,9 @@ class Gateway:
     async def _presign(
         self, rights: list[Right], expiry_s: int = limits.PRESIGN_EXPIRY_S
     ) -> tuple[Grant, ...]:
+        sign = partial(self._presigner.presign, expires_s=expiry_s)
         # on a thread: signing thousands of URLs takes most of a second
-        return await asyncio.to_thread(_presign_all, self._presigner, rights, expiry_s)
-
-
-def _presign_all(presigner: Presigner, rights: list[Right], expiry_s: int) -> tuple[Grant, ...]:
-    grants = []
-    for right in rights:
-        if right.method == "PUT":
-            assert right.length_bytes is not None  # every PUT is for an exact length
-            grants.append(
-                presigner.presign_put(
-                    right.key,
-                    length_bytes=right.length_bytes,
-                    sha256=right.sha256,
-                    expires_s=expiry_s,
-                )
-            )
-        else:
-            grants.append(
-                presigner.presign_get(
-                    right.key, length_bytes=right.length_bytes, expires_s=expiry_s
-                )
-            )
-    return tuple(grants)
+        return tuple(await asyncio.to_thread(list, map(sign, rights)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,12 +381,7 @@ async def start_gateway(config: GatewayConfig) -> RunningGateway:
             objects=ObjectView(presigner, http),
             presigner=presigner,
             audit=audit,
-            policy=Policy(
-                open_models=config.open_models,
-                open_uploads=config.open_uploads,
-                upload_deposit_micro_usdc=config.upload_deposit_micro_usdc,
-                upload_bytes_per_day=config.upload_bytes_per_day,
-            ),
+            policy=config,
         )
         server = await serve_app(gateway.make_app(), config.listen_host, config.listen_port)
         gateway.audience = config.public_url or server.url

@@ -21,6 +21,7 @@ from splitup.core import limits
 from splitup.core.errors import InvalidInput
 from splitup.messages.storage import Grant
 from splitup.storage.s3_client import REGION, read_settings
+from splitup_oracle.gateway.access import Right
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -40,6 +41,15 @@ class Presigner:
         """Read the credentials and return a presigner; raise ConfigurationError."""
         keys = read_settings(endpoint_url, credentials_path)
         return Presigner(endpoint_url, bucket, Credentials(*keys))
+
+    def presign(self, right: Right, *, expires_s: int) -> Grant:
+        """Grant a right."""
+        if right.method == "GET":
+            return self.presign_get(right.key, length_bytes=right.length_bytes, expires_s=expires_s)
+        assert right.length_bytes is not None  # every PUT is for an exact length
+        return self.presign_put(
+            right.key, length_bytes=right.length_bytes, sha256=right.sha256, expires_s=expires_s
+        )
 
     def presign_put(
         self, key: str, *, length_bytes: int, sha256: str | None = None, expires_s: int = 900

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from splitup.core import limits, tuning
+from splitup.core.background import BackgroundTasks
 from splitup.core.codec import encode_canonical, parse_json
 from splitup.core.errors import PeerFault, Refused, Unavailable
 from splitup.core.places import FairLock
@@ -31,7 +32,6 @@ from splitup.protocol.committee.peer_messages import (
     encode_gossip,
     parse_gossip,
 )
-from splitup_oracle.member.background import BackgroundTasks
 
 CHUNKED_MESSAGE_KIND: Final = "parcel"  # of gossip that is too large for one request
 
@@ -92,11 +92,11 @@ class GossipTransport:
     def send(self, command: Gossip, accounts: list[str]) -> None:
         """Send a message to these members; a large one is announced, and they fetch it."""
         if count_nodes(command.message) > limits.CHUNKED_MESSAGE_NODES:
-            self._background.spawn(self._announce(command, accounts))
+            self._background.start(self._announce(command, accounts))
             return
         body = encode_gossip(command.message, command.configuration)
         if accounts and len(encode_canonical(body)) > limits.GOSSIP_BYTES:
-            self._background.spawn(self._announce(command, accounts))
+            self._background.start(self._announce(command, accounts))
         else:
             self._post_all(accounts, body)
 
@@ -122,7 +122,7 @@ class GossipTransport:
             peer = self._peers.get(account)
             if peer and peer.outstanding < _MAX_OUTSTANDING:
                 peer.outstanding += 1
-                self._background.spawn(self._post(peer, body))
+                self._background.start(self._post(peer, body))
 
     async def _post(self, peer: Peer, body: dict[str, Any]) -> None:
         try:
@@ -156,7 +156,7 @@ class GossipTransport:
             return  # it offers no more at once
         peer.announced[digest] = chunked_message
         if len(peer.announced) == 1:
-            self._background.spawn(self._fetch_all(peer))
+            self._background.start(self._fetch_all(peer))
 
     async def _fetch_all(self, peer: Peer) -> None:
         try:

@@ -17,6 +17,7 @@ from splitup.chain.event_stream import ChainEvent
 from splitup.chain.market import fetch_economics
 from splitup.chain.rejections import explain_retirement
 from splitup.core import limits, tuning
+from splitup.core.background import cancel
 from splitup.core.errors import ChainUnavailable, InvalidInput
 from splitup.crypto.keystore import load_identity
 from splitup.net.http import SignedClient, serve_app
@@ -166,9 +167,7 @@ class EventSource:
                 for task in done:
                     task.result()  # raises what ended a loop
         finally:
-            for task in (stopping, *tasks):
-                task.cancel()
-            await asyncio.gather(stopping, *tasks, return_exceptions=True)
+            await cancel(stopping, *tasks)
             self._store_cursor()
 
     # ---- the chain --------------------------------------------------------------------------

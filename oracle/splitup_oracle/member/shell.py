@@ -20,11 +20,11 @@ from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.chain.client import Chain
 from splitup.chain.models import RecordedModels
 from splitup.chain.rejections import explain_retirement
+from splitup.client.market.plan_check import fetch_snapshot
 from splitup.core import limits, tuning
+from splitup.core.background import BackgroundTasks
 from splitup.core.codec import encode_canonical
-from splitup.core.errors import (
-    PeerFault,
-)
+from splitup.core.errors import PeerFault, SplitUpError, Unavailable
 from splitup.crypto.jws import verify_jws
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain
@@ -76,12 +76,10 @@ from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, check_sign
 from splitup.protocol.snapshots.demand import Holdings
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.journal import Journal
-from splitup_oracle.member.background import BackgroundTasks
-from splitup_oracle.member.contents import ContentFetcher
+from splitup.storage.task_cache import TaskCache
 from splitup_oracle.member.gossip import GossipTransport
 from splitup_oracle.member.node_requests import NodeRequests
-from splitup_oracle.member.recomputation import Recomputer
-from splitup_oracle.member.recompute_capabilities import RecomputeCapabilities
+from splitup_oracle.member.recomputation import RecomputeCapabilities, Recomputer
 from splitup_oracle.member.rulings import Rulings
 from splitup_oracle.member.transactions import TransactionSender
 
@@ -128,8 +126,9 @@ class Member:
         self.gossip = GossipTransport(http, self._background, self.feed, self.feed_peer)
         self.nodes = NodeRequests(node_http, chain)
         self._transactions = TransactionSender(chain)
-        self._contents = ContentFetcher(
-            http, gateway, RecordedModels(chain), data_dir / "manifests"
+        self._recorded = RecordedModels(chain)
+        self._manifests = TaskCache(
+            data_dir / "manifests", gateway, http.session, self._recorded.check
         )
         self._recomputer = Recomputer(KernelCache(kernel_cache or data_dir / "kernels"))
         self._rulings = Rulings(
@@ -384,12 +383,12 @@ class Member:
                         self.journal.delete(record.kind, record.key)
         for command in commands:
             if isinstance(command, ChainCommand):
-                self._background.spawn(self._transactions.send(command))
+                self._background.start(self._transactions.send(command))
             elif not isinstance(command, JournalCommand):
                 self._start(command)
 
     def _start(self, command: PeerCommand | FetchCommand | NoticeCommand) -> None:
-        spawn = self._background.spawn
+        spawn = self._background.start
         match command:
             case Gossip():
                 others = self.machine.list_accounts(command.configuration)
@@ -426,13 +425,21 @@ class Member:
             self.feed(TaskRecomputed(request.execution_id, rulings))
 
     async def _fetch_manifest(self, model_id: str) -> None:
-        manifest = await self._contents.fetch_manifest(model_id)
-        if manifest is not None:
+        if self._recorded.is_refused(model_id):
+            return  # do not download it again each time that an execution asks for it
+        try:
+            manifest = await self._manifests.fetch_manifest(model_id)
+        except SplitUpError as error:
+            log.warning("no manifest of model %s: %s", model_id, error)
+        else:
             self.feed(ManifestFetched(manifest))
 
     async def _fetch_snapshot(self, root: str) -> None:
-        snapshot = await self._contents.fetch_snapshot(root, self.gossip.peers)
-        if snapshot is not None:
+        try:
+            snapshot = await fetch_snapshot(self.http, self.machine.list_peers(), root)
+        except Unavailable as error:
+            log.info("%s", error)
+        else:
             self.feed(SnapshotFetched(snapshot))
 
     async def probe(self, node: str, endpoint: str) -> None:

@@ -21,10 +21,10 @@ import functools
 import math
 import resource
 import signal
+import time
 from collections.abc import Callable
 from typing import Final
 
-from splitup.backend.compiler.machine_speed import measure_slowness
 from splitup.backend.compiler.schedule import Schedule, compile_graph
 from splitup.backend.compiler.schedule_bytes import decode_schedule, encode_schedule
 from splitup.backend.native_code import find_native_code
@@ -102,3 +102,29 @@ def _limit(predicted_us: int, used_bytes: int | None, factor: float) -> None:
     if used_bytes is not None:
         room = max(tuning.COMPILE_BYTES, int(tuning.COMPILE_BYTES_PER_S * predicted_s))
         lower(resource.RLIMIT_DATA, used_bytes + room)
+
+
+_ENTRIES: Final = 8_000
+_REFERENCE_S: Final = 0.013  # of CPU for ``_work``, where compiling takes what is predicted
+_MOST: Final = 32.0  # a slower machine than this is of no use here; bounds what hostile work gets
+
+
+def measure_slowness() -> float:
+    """Return how many times the predicted CPU time compiling takes here: 1 or more.
+
+    Takes a hundredth of the CPU that a usual task takes to compile.
+    """
+    start_s = time.process_time()
+    _work()
+    took_s = time.process_time() - start_s
+    return min(max(took_s / _REFERENCE_S, 1.0), _MOST)
+
+
+def _work() -> int:
+    """Do what compiling does: build, hash and look up small objects, in more memory than caches."""
+    table: dict[tuple[object, ...], object] = {}
+    for number in range(_ENTRIES):
+        key = (number * 7919 % 1009, str(number % 127), ("ADD", number % 61))
+        found = table.get(key)
+        table[key] = (key, found is None) if number % 3 else [key, None]
+    return len(sorted(table, key=repr))

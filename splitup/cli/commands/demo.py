@@ -1,7 +1,8 @@
-"""``splitup demo``: everything that happens to one execution, on a temporary network."""
+"""``splitup demo``, what happens to one execution, and ``splitup example``, its model."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -12,7 +13,7 @@ _SHOWN_CHARS: Final = 70  # of a text that is being written
 
 
 @as_command
-def command(
+def demo(
     model: Annotated[
         str,
         typer.Option(
@@ -43,3 +44,11 @@ def command(
     output.give(report.to_dict(), lambda: show_report(report, output.out))
     if not report.is_equal:
         raise typer.Exit(1)
+
+
+@as_command
+def example() -> None:
+    """Write the example model into examples/packages-4m of this directory; print that path."""
+    from splitup.demo.models import MODEL, write_example
+
+    typer.echo(write_example(Path("examples") / MODEL))

@@ -22,6 +22,7 @@ from splitup.cli.console import Output
 from splitup.cli.options import DirFlag
 from splitup.config import DEFAULT_HOME, find_network_file
 from splitup.core.codec import parse_json
+from splitup.core.directory_lock import find_holder
 from splitup.core.errors import SplitUpError
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _check_node() -> Check:
 
 def _check_ports(directory: Path) -> Check:
     from splitup.devnet.ports import is_port_free
-    from splitup.devnet.state import DevnetState, read_supervisor
+    from splitup.devnet.state import DevnetState
 
     name = "ports"
     try:
@@ -213,7 +214,7 @@ def _check_ports(directory: Path) -> Check:
                 return Check(name, True, "127.0.0.1 is usable; ports are chosen at the first start")
         except OSError as error:
             return Check(name, False, f"no port of 127.0.0.1 can be opened ({error})", "ip addr")
-    if read_supervisor(directory) is not None:
+    if find_holder(directory) is not None:
         return Check(name, True, f"in use by the network that runs in {directory}")
     taken = [f"{port} ({owner})" for owner, port in state.named_ports() if not is_port_free(port)]
     if taken:
@@ -225,10 +226,9 @@ def _check_ports(directory: Path) -> Check:
 def _check_clock(directory: Path) -> Check:
     from splitup.config import NetworkConfig
     from splitup.core import limits
-    from splitup.devnet.state import read_supervisor
 
     name = "clock"
-    if not find_network_file(directory).exists() or read_supervisor(directory) is None:
+    if not find_network_file(directory).exists() or find_holder(directory) is None:
         now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         return Check(name, True, f"{now}; no network runs here to compare it with")
     try:
@@ -267,13 +267,12 @@ def _check_folder(directory: Path) -> Check:
 def _check_memory(directory: Path) -> Check:
     """Compare what is available with what the processes of a small network take."""
     from splitup.devnet.disk import LEAST_MEMORY_BYTES, get_available_memory
-    from splitup.devnet.state import read_supervisor
 
     name, available = "memory", get_available_memory()
     if available is None:
         return Check(name, True, "this system does not say how much is available")
     found = f"{available / 10**9:.1f} GB available"
-    if available >= LEAST_MEMORY_BYTES or read_supervisor(directory) is not None:
+    if available >= LEAST_MEMORY_BYTES or find_holder(directory) is not None:
         return Check(name, True, found)
     needed = f"six nodes and their network need about {LEAST_MEMORY_BYTES / 10**9:.0f} GB"
     return Check(name, False, f"{found}; {needed}", "end other programs, or splitup up --nodes 3")

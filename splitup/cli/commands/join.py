@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -33,30 +34,22 @@ async def command(
     one. The network decides where your money goes: take the URL from its operator.
     """
     from splitup.client.joining import join_network
-    from splitup.core.errors import ConfigurationError
-    from splitup.crypto.keystore import create_identity, create_passphrase
-    from splitup.devnet.state import write_json
+    from splitup.storage.private_files import create_party
 
-    config = directory / NETWORK_FILE
-    files = {
-        "user_keystore": directory / "keystore.json",
-        "user_passphrase_file": directory / "passphrase",
-    }
-    for path in (config, *files.values()):
-        if path.exists():
-            raise ConfigurationError(
-                f"{path} exists already; use it, or choose another directory with --dir"
-            )
     passphrase = ask_passphrase("account") if sys.stdin.isatty() else ""
     async with join_network(url, directory, rpc_url) as (network, _):
-        create_passphrase(files["user_passphrase_file"], passphrase)
-        identity = create_identity(files["user_keystore"], files["user_passphrase_file"])
         values = network.model_dump(mode="json", include={"rpc_url", "gateway_urls"})
-        values["allow_loopback"] = network.allow_loopback
-        paths = {"deployment": network.deployment} | files
-        values |= {name: path.name for name, path in paths.items()}
-        write_json(config, values)
-    made = {"config": str(config), "address": identity.address}
+        values |= {
+            "allow_loopback": network.allow_loopback,
+            "deployment": network.deployment.name,
+            "user_keystore": "keystore.json",
+            "user_passphrase_file": "passphrase",
+        }
+        text = json.dumps(values, indent=2) + "\n"
+        identity = create_party(
+            directory, NETWORK_FILE, text, passphrase=passphrase, option="--dir"
+        )
+    made = {"config": str(directory / NETWORK_FILE), "address": identity.address}
     output.give(made, lambda: _show(output, directory, identity.address))
 
 

@@ -26,6 +26,7 @@ from splitup.client.execution.output_collector import (
 from splitup.client.outcome import Array
 from splitup.client.telemetry import send_trace
 from splitup.core import limits, tuning
+from splitup.core.background import BackgroundTasks
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.core.tensors import bytes_to_array, check_inputs
 from splitup.crypto.keys import Identity
@@ -139,7 +140,7 @@ class Session:
         self._spans: dict[str, int] = {}  # of each node's traces
         self._told: set[str] = set()  # nodes whose spans have all arrived
         self._all_told = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._deadline = deadline
         self._timer = self._loop.call_at(deadline, self._on_deadline)
         self._failover_timer: asyncio.TimerHandle | None = None
@@ -275,9 +276,7 @@ class Session:
         self._fail(Failure("the session was closed"))
         self._failover.process_end()
         self._schedule()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.close()
         await self._inputs.close()
         await self._pool.close()
         await self._node_http.close()
@@ -500,9 +499,7 @@ class Session:
             raise InvalidInput(f"execution {self.execution_id} has ended; start another session")
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._background.start(work)
 
 
 def describe_fault(node: str, reason: str) -> str:

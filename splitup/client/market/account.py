@@ -20,7 +20,7 @@ from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
 from splitup.client.inputs import format_usdc
 from splitup.client.market.payments import check_deadline, ensure_balance, explain_race
-from splitup.client.market.plan_check import fetch_snapshot
+from splitup.client.market.plan_check import fetch_latest_snapshot
 from splitup.client.market.plan_requests import Wanted, fetch_certificate
 from splitup.client.market.receipts import refund, refund_killed
 from splitup.client.market.signed_request import (
@@ -30,6 +30,7 @@ from splitup.client.market.signed_request import (
     wait_until_open,
 )
 from splitup.core import tuning
+from splitup.core.background import cancel
 from splitup.core.errors import (
     ChainRejected,
     ExecutionFailed,
@@ -80,10 +81,7 @@ class MarketAccount:
 
     async def close(self) -> None:
         """Stop watching signed requests that the chain does not hold yet."""
-        openings = list(self._openings.values())
-        for opening in openings:
-            opening.cancel()
-        await asyncio.gather(*openings, return_exceptions=True)
+        await cancel(*self._openings.values())
 
     def get_request_block(self, execution_id: str) -> int:
         """Return a block at or before the request's, 0 when it is unknown."""
@@ -200,8 +198,7 @@ class MarketAccount:
                 wanted.verify_bps,
             )
         except BaseException as error:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
+            await cancel(listening)
             if isinstance(error, ChainRejected):
                 raise explain_race(error) from None
             raise
@@ -280,13 +277,12 @@ class MarketAccount:
     async def _is_served(self, order: Order) -> bool:
         """Return False when the latest snapshot shows a task that no live node holds."""
         try:
-            root = (await self._chain.call("committee", "latestSnapshot"))["root"]
-            if root == ZERO_BYTES32:
-                return False
             committee = await self._committees.fetch_current()
-            snapshot = await fetch_snapshot(self._http, committee, root)
+            snapshot = await fetch_latest_snapshot(self._chain, self._http, committee.members)
         except SplitUpError:
             return True  # unknown
+        if snapshot is None:
+            return False
         held = {task for entry in snapshot.entries for task in entry.resident}
         return held.issuperset(order.task_ids)
 

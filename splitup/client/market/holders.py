@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from splitup.core import tuning
+from splitup.core.background import cancel
 from splitup.core.errors import SplitUpError, Unavailable
 from splitup.messages import api
 from splitup.messages.snapshots import ModelHolders
@@ -123,9 +124,7 @@ async def ask_all(
             elif (ready := ready + 1) > tolerated:
                 return None
     finally:
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await cancel(*asking)
     return find_believable(answers, tolerated)
 
 

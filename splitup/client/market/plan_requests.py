@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from splitup.core.background import cancel
 from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.messages import api
 from splitup.messages.plans import PlanCertificate
@@ -88,17 +89,11 @@ async def fetch_certificate(
             renewed = await fetch_committee()
             if renewed != committee:
                 committee = renewed
-                await _cancel([asking])
+                await cancel(asking)
                 asking = asyncio.create_task(_ask_all(http, committee, wanted, problems))
     finally:
-        await _cancel([asking])
+        await cancel(asking)
     raise Unavailable(_explain_silence(committee, wanted, list(problems.values())))
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[PlanCertificate]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _ask_all(
@@ -136,7 +131,7 @@ async def _ask_all(
         done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
         return done.pop().result()
     finally:
-        await _cancel(asking)
+        await cancel(*asking)
 
 
 def _explain_silence(committee: CommitteeView, wanted: Wanted, problems: Sequence[str]) -> str:

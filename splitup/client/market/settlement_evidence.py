@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from splitup.client.market.plan_check import ask_in_turn
 from splitup.client.outcome import Receipt
-from splitup.core.errors import PeerFault, SplitUpError, Unavailable
+from splitup.core.errors import PeerFault, Unavailable
 from splitup.messages import api
 from splitup.messages.verification import Evidence
 from splitup.net.http import SignedClient
-from splitup.protocol.committee.certificates import CommitteeView, check_draw
+from splitup.protocol.committee.certificates import CommitteeView, MemberView, check_draw
 from splitup.protocol.settlement.evidence import compute_evidence_root
 from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks
 
@@ -52,19 +53,19 @@ async def fetch_evidence(
     """
     if receipt.status != "settled":
         raise Unavailable(f"execution {receipt.execution_id} was not settled: it has no evidence")
+
+    async def ask(member: MemberView) -> Evidence:
+        url = api.EVIDENCE.url(member.endpoint, execution_id=receipt.execution_id)
+        evidence = Evidence.from_value(await http.get_json(url))
+        check_evidence(evidence, receipt, task_count, committee)
+        return evidence
+
     give_up = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
-        for member in committee.members:
-            try:
-                value = await http.get_json(
-                    api.EVIDENCE.url(member.endpoint, execution_id=receipt.execution_id)
-                )
-                evidence = Evidence.from_value(value)
-                check_evidence(evidence, receipt, task_count, committee)
-            except SplitUpError as error:
-                problem = str(error)
-                continue
-            return evidence
-        if asyncio.get_running_loop().time() > give_up:
-            raise Unavailable(f"no member has the evidence of {receipt.execution_id}: {problem}")
+        try:
+            what = f"the evidence of {receipt.execution_id}"
+            return await ask_in_turn(committee.members, what, ask)
+        except Unavailable:
+            if asyncio.get_running_loop().time() > give_up:
+                raise
         await asyncio.sleep(_PAUSE_S)

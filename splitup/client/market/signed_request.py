@@ -14,6 +14,7 @@ from splitup.chain.client import Chain
 from splitup.chain.market import Status
 from splitup.client.market.plan_requests import Wanted, fetch_certificate
 from splitup.client.market.receipts import fetch_status
+from splitup.core.background import cancel
 from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError
 from splitup.crypto.keys import Identity
 from splitup.messages import api
@@ -105,7 +106,6 @@ async def fetch_signed_plan(
         fetch_certificate(http, fetch_committee, wanted, timeout_s=timeout_s)
     )
     refusal = asyncio.create_task(refused.wait())
-    tasks = [*telling, listening, refusal]
     try:
         await asyncio.wait([listening, refusal], return_when=asyncio.FIRST_COMPLETED)
         if not listening.done():
@@ -115,9 +115,7 @@ async def fetch_signed_plan(
             raise PeerFault(f"the plan of {wanted.execution_id} is for another request than ours")
         return certificate
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*telling, listening, refusal)
 
 
 async def wait_until_open(chain: Chain, wanted: Wanted) -> bool:

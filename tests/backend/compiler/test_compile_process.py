@@ -15,9 +15,12 @@ import pytest
 
 from splitup.backend import runtime
 from splitup.backend.compiler import compile_process, schedule
-from splitup.backend.compiler.compile_process import compile_apart, compile_to_bytes
+from splitup.backend.compiler.compile_process import (
+    compile_apart,
+    compile_to_bytes,
+    measure_slowness,
+)
 from splitup.backend.compiler.launch_sizes import compute_size, read_size
-from splitup.backend.compiler.machine_speed import measure_slowness
 from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.backend.tinygrad_types import make_variable

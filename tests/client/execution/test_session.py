@@ -24,13 +24,12 @@ from splitup.net.http import SignedClient, make_app, serve_app
 from splitup.net.links import Link, LinkAcceptor
 from splitup.net.signed_frames import (
     make_message_frame,
-    make_tensor_frame,
     seal_frame,
     verify_seal,
 )
 from splitup.protocol.execution.ends import check_end
 from splitup.storage.gateway_client import GatewayClient
-from tests.builders import HANG_S, anybody
+from tests.builders import HANG_S, anybody, make_tensor_frame
 from tests.client.parties import Parties, make_parties
 
 Answer = Callable[["FakeNode", Link, Frame], None]

@@ -27,8 +27,8 @@ from splitup.messages.plans import PlanCertificate
 from splitup.messages.progress import Trace
 from splitup.net.http import SignedClient, make_app, serve_app
 from splitup.net.links import Link, LinkAcceptor
-from splitup.net.signed_frames import make_message_frame, make_tensor_frame, seal_frame
-from tests.builders import anybody
+from splitup.net.signed_frames import make_message_frame, seal_frame
+from tests.builders import anybody, make_tensor_frame
 from tests.client.execution.test_session import NoGrants
 from tests.client.parties import Parties, make_parties
 from tests.deploy.cutting.test_private import write_client_files

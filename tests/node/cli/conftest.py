@@ -3,11 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from splitup_node.cli import node_setup
-from splitup_oracle import member_setup
 
 from splitup.crypto import keystore
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity
+from splitup.storage import private_files
 
 
 @pytest.fixture(autouse=True)
@@ -17,5 +16,5 @@ def cheap_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     def create(path: Path, passphrase: Path) -> object:
         return create_identity(path, passphrase, work_factor=DEVNET_WORK_FACTOR)
 
-    for module in (keystore, node_setup, member_setup):
+    for module in (keystore, private_files):
         monkeypatch.setattr(module, "create_identity", create)

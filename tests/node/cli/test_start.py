@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from rich.console import Console
-from splitup_node.cli import unstake
+from splitup_node.cli import money
 from splitup_node.cli.app import app
 from splitup_node.cli.progress import InPlaceHandler, ProgressLine, open_progress
 from splitup_node.config import NodeConfig
@@ -100,7 +100,7 @@ def test_when_a_stake_is_free_is_said_in_the_time_of_the_chain(
     time.tzset()
     try:
         text = io.StringIO()
-        unstake._show(Path("n.toml"), {"unbonding_at_s": 86_399}, Console(file=text))
+        money._show_unstake(Path("n.toml"), {"unbonding_at_s": 86_399}, Console(file=text))
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -12,7 +12,6 @@ from splitup_node.committee.outgoing import _accepts, check_outgoing, find_refus
 from splitup_node.config import NodeConfig
 
 from splitup.core.errors import ConfigurationError
-from splitup.messages.base import ZERO_BYTES32
 from splitup.net.http import make_app, serve_app
 from tests.builders import address
 from tests.node.cli.test_config import write
@@ -42,21 +41,18 @@ class Network:
     def entries(self) -> list[Party]:
         return [Party(LOCAL, NODE), *(Party(endpoint) for endpoint in self.peers)]
 
-    async def call(self, *_: Any) -> dict[str, str]:
-        return {"root": "0x" + "11" * 32 if self.peers else ZERO_BYTES32}
-
 
 async def check(
     directory: Path, monkeypatch: pytest.MonkeyPatch, network: Network, *, allow: bool = False
 ) -> None:
-    async def fetch_snapshot(*_: Any) -> Network:
-        return network
+    async def fetch_latest_snapshot(*_: Any) -> Network | None:
+        return network if network.peers else None
 
     async def accept(endpoint: str) -> bool:  # no test connects to a public address
         return endpoint == PUBLIC or await _accepts(endpoint)
 
     monkeypatch.setattr(outgoing, "_accepts", accept)
-    monkeypatch.setattr(outgoing, "fetch_snapshot", fetch_snapshot)
+    monkeypatch.setattr(outgoing, "fetch_latest_snapshot", fetch_latest_snapshot)
     config = NodeConfig.load(write(directory, allow_loopback=allow))
     await check_outgoing(config, NODE, network, None, network)  # type: ignore[arg-type]
 

@@ -21,10 +21,10 @@ from splitup.messages.base import CLIENT
 from splitup.messages.completions import End
 from splitup.messages.frames import FrameKind, make_order
 from splitup.messages.plans import PlanCertificate
-from splitup.net.signed_frames import make_tensor_frame, seal_frame, seal_frames
+from splitup.net.signed_frames import seal_frame, seal_frames
 from splitup.protocol.execution.ends import check_order, sign_end
 from splitup.protocol.execution.task_queue import Tensor
-from tests.builders import HANG_S
+from tests.builders import HANG_S, make_tensor_frame
 from tests.node.fragile_worker import CRASH, RAISE
 from tests.node.network import (
     Store,

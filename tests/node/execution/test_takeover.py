@@ -21,10 +21,10 @@ from splitup.core import tuning
 from splitup.core.errors import Refused, Unavailable
 from splitup.messages.base import CLIENT
 from splitup.messages.plans import PlanCertificate
-from splitup.net.signed_frames import make_tensor_frame, seal_frame
+from splitup.net.signed_frames import seal_frame
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.settlement.proof_of_sampling import check_completion
-from tests.builders import HANG_S
+from tests.builders import HANG_S, make_tensor_frame
 from tests.node.fragile_worker import RAISE
 from tests.node.network import (
     Store,

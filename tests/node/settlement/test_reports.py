@@ -182,7 +182,7 @@ async def submit(reporter: Reporter, *numbers: int, left_s: int = 60) -> None:
 async def finish(reporter: Reporter) -> None:
     """Wait until the journal says that the completion was revealed."""
     async with asyncio.timeout(HANG_S):
-        await asyncio.gather(*reporter._tasks)
+        await asyncio.gather(*reporter._background.tasks)
 
 
 async def hear(http: FakeHttp, count: int) -> set[tuple[str, int]]:

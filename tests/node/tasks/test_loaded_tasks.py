@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -355,10 +355,11 @@ def make_entry(index: int, task_id: str, holders: int) -> DemandEntry:
 
 async def run(workers: Workers, session: int, program: int, size: int) -> list[float]:
     """Run one step of an accumulator on ones; return the two first sums."""
-    answer: asyncio.Future[RunAnswer | SplitUpError] = asyncio.get_running_loop().create_future()
+    answer: asyncio.Future[Sequence[RunAnswer | SplitUpError]]
+    answer = asyncio.get_running_loop().create_future()
     ones = np.ones(size, np.float32).tobytes()
-    workers.run(RunRequest(session, program, [ones]), answer.set_result)
+    workers.run_together([RunRequest(session, program, [ones])], answer.set_result)
     async with asyncio.timeout(HANG_S):
-        found = await answer
+        (found,) = await answer
     assert isinstance(found, RunAnswer), found
     return np.frombuffer(found.outputs[0], np.float32)[:2].tolist()

@@ -56,7 +56,7 @@ async def run(
 ) -> RunAnswer | SplitUpError:
     answer: asyncio.Future[RunAnswer | SplitUpError] = asyncio.get_running_loop().create_future()
     data = np.array(values, np.float32).tobytes()
-    runner.run(RunRequest(session, program, [data]), answer.set_result)
+    runner.run_together([RunRequest(session, program, [data])], lambda one: answer.set_result(*one))
     async with asyncio.timeout(HANG_S):
         return await answer
 

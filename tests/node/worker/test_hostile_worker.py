@@ -71,7 +71,7 @@ async def test_f25_a_task_whose_compiler_dies_fails_and_the_worker_goes_on(
 async def run(supervisor: Supervisor, program: int, *inputs: list[float]) -> RunAnswer:
     answer: asyncio.Future[RunAnswer | SplitUpError] = asyncio.get_running_loop().create_future()
     data = [np.array(values, np.float32).tobytes() for values in inputs]
-    supervisor.run(RunRequest(1, program, data), answer.set_result)
+    supervisor.run_together([RunRequest(1, program, data)], lambda one: answer.set_result(*one))
     async with asyncio.timeout(HANG_S):
         found = await answer
     assert isinstance(found, RunAnswer), found

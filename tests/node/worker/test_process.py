@@ -85,7 +85,9 @@ async def run(
 ) -> RunAnswer | SplitUpError:
     answer: asyncio.Future[RunAnswer | SplitUpError] = asyncio.get_running_loop().create_future()
     data = [np.array(values, np.float32).tobytes() for values in inputs]
-    supervisor.run(RunRequest(session, program, data), answer.set_result)
+    supervisor.run_together(
+        [RunRequest(session, program, data)], lambda one: answer.set_result(*one)
+    )
     async with asyncio.timeout(HANG_S):
         return await answer
 
@@ -397,7 +399,10 @@ async def test_large_tensors_cross_the_socket_whole(supervisor: Supervisor, tmp_
     program = (await load(supervisor, tmp_path, make_sum(size)))["program"]
     x = np.arange(size, dtype=np.float32)
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    supervisor.run(RunRequest(20, program, [x.tobytes(), x.tobytes()]), answer.set_result)
+    supervisor.run_together(
+        [RunRequest(20, program, [x.tobytes(), x.tobytes()])],
+        lambda found: answer.set_result(found[0]),
+    )
     assert np.array_equal(np.frombuffer((await answer).outputs[0], np.float32), x + x)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,12 @@ def write(directory: Path, graph: Graph) -> Path:
 
 
 async def run(workers: Workers, session: int, program: int, *inputs: list[float]) -> list[float]:
-    answer: asyncio.Future[RunAnswer | SplitUpError] = asyncio.get_running_loop().create_future()
+    answer: asyncio.Future[Sequence[RunAnswer | SplitUpError]]
+    answer = asyncio.get_running_loop().create_future()
     data = [np.array(values, np.float32).tobytes() for values in inputs]
-    workers.run(RunRequest(session, program, data), answer.set_result)
+    workers.run_together([RunRequest(session, program, data)], answer.set_result)
     async with asyncio.timeout(HANG_S):
-        result = await answer
+        (result,) = await answer
     assert isinstance(result, RunAnswer), result
     return np.frombuffer(result.outputs[0], np.float32).tolist()
 

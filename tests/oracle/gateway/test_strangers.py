@@ -9,9 +9,10 @@ from typing import cast
 import pytest
 from aiohttp import web
 from botocore.credentials import Credentials
+from splitup_oracle.config import GatewayPolicy
 from splitup_oracle.gateway import sources
 from splitup_oracle.gateway.audit_log import AuditLog
-from splitup_oracle.gateway.http_gateway import Gateway, Policy
+from splitup_oracle.gateway.http_gateway import Gateway
 from splitup_oracle.gateway.presigning import Presigner
 from splitup_oracle.gateway.sources import ChainView, ObjectView
 
@@ -57,7 +58,7 @@ def make_gateway(facts: Facts, objects: ObjectView, folder: Path) -> Gateway:
         objects=objects,
         presigner=PRESIGNER,
         audit=AuditLog(folder / "audit.jsonl"),
-        policy=Policy(),
+        policy=GatewayPolicy(),
         audience=AUDIENCE,
         now_s=time.time,
     )

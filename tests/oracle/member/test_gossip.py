@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from splitup_oracle.member import gossip
-from splitup_oracle.member.background import BackgroundTasks
 from splitup_oracle.member.gossip import CHUNKED_MESSAGE_KIND, GossipTransport
 
 from splitup.core import limits, tuning
+from splitup.core.background import BackgroundTasks
 from splitup.core.codec import encode_canonical
 from splitup.net.chunked_messages import ChunkedMessage
 from splitup.protocol.committee.commands import Gossip

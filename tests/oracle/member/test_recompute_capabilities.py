@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from splitup_oracle.member.recomputation import Recomputer
-from splitup_oracle.member.recompute_capabilities import RecomputeCapabilities
+from splitup_oracle.member.recomputation import RecomputeCapabilities, Recomputer
 
 from splitup.backend.compiler.kernel_cache import KernelCache
 
@@ -28,7 +27,7 @@ async def test_s05_invented_classes_cost_no_further_tests_and_displace_nothing(
     capabilities = RecomputeCapabilities(recomputer)
     invented = [f"tinygrad 0.14.0/CPU:CLANG/x86_64-{number}/mine" for number in range(200)]
     assert capabilities.can_recompute(invented[0]), "not tested yet"
-    await asyncio.gather(*capabilities._tasks)
+    await asyncio.gather(*capabilities._tests.tasks)
     assert not any(capabilities.can_recompute(name) for name in invented)
     assert capabilities.can_recompute(OWN)
     for name in ("tinygrad 0.14.0/PYTHON:PYTHON/None", "tinygrad 0.14.0/NULL:CLANG/None", ""):

@@ -25,13 +25,14 @@ from splitup.messages.completions import (
 )
 from splitup.messages.frames import decode_frame, make_order
 from splitup.messages.plans import PlanCertificate, Request, SignedRequest
-from splitup.net.signed_frames import make_tensor_frame, seal_frame
+from splitup.net.signed_frames import seal_frame
 from splitup.protocol.execution.ends import check_end, check_interim, make_count, sign_end
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.protocol.planning.signed_requests import sign_request
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.edge_faults import find_input_faults
+from tests.builders import make_tensor_frame
 from tests.protocol.adversary.market import START_S
 from tests.protocol.adversary.reports import Reports
 from tests.protocol.adversary.tensors import (

@@ -19,7 +19,7 @@ from splitup.messages.completions import (
 )
 from splitup.messages.frames import decode_frame, make_delivery
 from splitup.messages.plans import Plan
-from splitup.net.signed_frames import make_tensor_frame, seal_frame
+from splitup.net.signed_frames import seal_frame
 from splitup.protocol.execution.ends import check_end, check_interim, sign_end
 from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.planning.selection import compute_plan
@@ -30,6 +30,7 @@ from tests.builders import (
     make_diamond_manifest,
     make_request,
     make_snapshot,
+    make_tensor_frame,
 )
 from tests.protocol.committees import make_identity
 from tests.protocol.simulator import Simulation

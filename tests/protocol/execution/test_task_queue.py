@@ -14,8 +14,8 @@ from splitup.core import tuning
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.messages.base import CLIENT
 from splitup.messages.frames import Seal
-from splitup.net.signed_frames import make_tensor_frame
 from splitup.protocol.execution.task_queue import EarlyFrames, LocalTask, PortId, TaskQueue, Tensor
+from tests.builders import make_tensor_frame
 
 FIRST, SECOND = "0x" + "01" * 32, "0x" + "02" * 32
 

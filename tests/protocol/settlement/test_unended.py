@@ -24,11 +24,12 @@ from splitup.messages.completions import (
 )
 from splitup.messages.frames import decode_frame, decode_frames, make_order
 from splitup.messages.plans import Plan
-from splitup.net.signed_frames import make_tensor_frame, seal_frame, seal_frames
+from splitup.net.signed_frames import seal_frame, seal_frames
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.peer_messages import CommitmentsShared
 from splitup.protocol.execution.ends import make_count, sign_end
 from splitup.protocol.execution.takeovers import sign_takeover
+from tests.builders import make_tensor_frame
 from tests.protocol.settlement.test_steps import PRICE, STEPS, Steps, get_pay
 from tests.protocol.simulator import (
     CLIENT_IDENTITY,

@@ -1,4 +1,4 @@
-"""``splitup deposit``: USDC from the wallet into the market."""
+"""``splitup deposit`` and ``withdraw``: USDC between the wallet and the market."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from splitup.cli.options import ConfigFlag
 
 
 @as_command
-async def command(
+async def deposit(
     amount: Annotated[
         str, typer.Argument(metavar="AMOUNT", help="USDC to move from your wallet into the market.")
     ],
@@ -43,4 +43,31 @@ async def command(
     output.give(
         {"deposited_usdc": amount, "frozen_until": until},
         lambda: output.out.print(f"{amount} USDC deposited in the market{kept}"),
+    )
+
+
+@as_command
+async def withdraw(
+    amount: Annotated[
+        str | None,
+        typer.Argument(metavar="[AMOUNT]", help="USDC to take out (default: all of the deposit)."),
+    ] = None,
+    config: ConfigFlag = None,
+    *,
+    output: JsonOutput,
+) -> None:
+    """Move USDC of your deposit from the market back into your wallet.
+
+    What open executions have locked stays there until they are settled. What a command that was
+    killed left locked is fetched back first, once its deadline and the time for its settlement are
+    over.
+    """
+    from splitup.client.connection import SplitUp
+    from splitup.client.inputs import format_usdc
+
+    async with SplitUp.connect(config) as net:
+        taken = await net.withdraw(amount)
+    output.give(
+        {"withdrawn_micro_usdc": taken},
+        lambda: output.out.print(f"{format_usdc(taken)} withdrawn into your wallet"),
     )
