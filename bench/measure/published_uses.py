@@ -34,7 +34,8 @@ from bench.testbed.published import CASES, QUESTION, SHORT
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
 from splitup.demo.models import DemoModel
-from splitup.demo.run import NODES, Generation, compare, generate
+from splitup.demo.report import Generation
+from splitup.demo.run import NODES, compare, generate
 from splitup.devnet.network import Devnet
 from tests.page_build import find_browser
 from tests.texts import read_account

@@ -8,8 +8,8 @@ from bench.report import Bar, Report, say, spread, summarise_ms
 from bench.testbed.network import run_example
 from splitup.client.outcome import compute_transitions
 from splitup.demo.models import find_example
-from splitup.demo.report import ResultComparison
-from splitup.demo.run import EXAMPLE, NODES, Generation, compare, generate
+from splitup.demo.report import Generation, ResultComparison
+from splitup.demo.run import EXAMPLE, NODES, compare, generate
 
 RUNS: Final = 8
 

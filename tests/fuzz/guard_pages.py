@@ -35,7 +35,7 @@ from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import State, TaskProgram
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
-from splitup.cpu import bound_matmul, native_kernels, vector_codegen
+from splitup.cpu import native_kernels, vector_codegen
 from splitup.graph.arrays import Array, decode_array
 from splitup.graph.error_bound import compute_bounds, is_within
 from splitup.graph.ir import bind_rows
@@ -103,7 +103,7 @@ def try_case(case: Case, chance: random.Random) -> tuple[str, int]:
     """Run one graph; return its kind, or "refused", and the number of cases. Raises Find."""
     with (
         patch.object(native_kernels, "SEQUENCE_WORK", 0),
-        patch.object(bound_matmul, "THREAD_WORK", 0),
+        patch.object(native_kernels, "THREAD_WORK", 0),
         patch.object(vector_codegen, "THREAD_WORK", 0),
     ):
         return _try_case(case, chance)
