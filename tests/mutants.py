@@ -1115,14 +1115,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "memory of a template",
-        "splitup/client/text/tokenizer.py",
+        "splitup/client/text/tokenizer_process.py",
         "limit_growth(tuning.TEMPLATE_MEMORY_BYTES)",
         "limit_growth(2**40)",
         "tests/client/text/test_tokenizer.py::test_s37_a_template_s_memory_is_bounded",
     ),
     Mutant(
         "length of what a template makes",
-        "splitup/client/text/tokenizer.py",
+        "splitup/client/text/tokenizer_process.py",
         'len(text) > question["render"]',
         "False",
         "tests/client/text/test_tokenizer.py::"

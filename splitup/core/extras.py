@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Final
 
@@ -38,6 +37,8 @@ class Extra:
 @cache
 def find_extras() -> Mapping[str, Extra]:
     """Return the installed extras by name; one whose folder was deleted is not installed."""
+    from importlib.metadata import entry_points  # takes 50 ms, and most processes need no list
+
     found: dict[str, Extra] = {}
     for point in sorted(entry_points(group=_GROUP)):
         try:

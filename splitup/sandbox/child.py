@@ -1,20 +1,13 @@
-"""A confined child process, and how its parent asks it to compute.
+"""A confined child process: its parent starts it, and asks it to compute.
 
-The child's module calls ``serve`` and gets open files and messages, nothing else. One question is
-answered after the other. The parent trusts no answer: it may be of any form and size, or missing.
-
-    message    u32 bytes of the head | u32 buffers | per buffer: u64 bytes | head | buffers
-    head       a JSON object; an answer with "error" says in a sentence why there is no other, and
-               "lacks" what the machine lacked: "time", "something", or "" if it is not the cause;
-               "passed" in a question are the numbers of open files that came with its first byte,
-               and are closed after the answer
+One question is answered after the other, in messages of ``splitup.sandbox.serving``. The parent
+trusts no answer: it may be of any form and size, or missing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -33,12 +26,10 @@ from typing import Any, Final, TypeVar
 from splitup.core.codec import parse_json
 from splitup.core.errors import SplitUpError, TooSlow, Unavailable
 from splitup.core.limits import MIB
-from splitup.sandbox.lifeline import end_with_peer
+from splitup.sandbox.serving import HEAD, Buffers, encode_message
 
-_HEAD: Final = struct.Struct("<II")
 _MAX_HEAD_BYTES: Final = 1 * MIB
 _MAX_BUFFERS: Final = 1_024
-_MAX_FILES: Final = 253  # of one message; Linux passes on as many
 _MAX_COMPLAINT_BYTES: Final = 64 * 1024  # as much as a pipe holds
 _MAX_COMPLAINT_CHARS: Final = 300
 _LAST_WORDS_S: Final = 1.0  # for a child that has closed its end
@@ -48,8 +39,6 @@ _PASSED_ENVIRONMENT: Final = (  # what compilers and drivers need; nothing else 
     *("VIRTUAL_ENV", "PYTHONPATH"),
 )
 
-Buffers = Sequence[bytes | memoryview]
-Answer = tuple[Mapping[str, Any], Buffers]
 R = TypeVar("R")
 
 
@@ -152,7 +141,7 @@ class Child:
                 raise ChildDied("its process has ended")
             try:
                 deadline = time.monotonic() + timeout_s
-                self._send(_encode(question, buffers), deadline, files)
+                self._send(encode_message(question, buffers), deadline, files)
                 head, found = self._receive_answer(max_bytes, deadline)
             except TimeoutError:
                 self._end()
@@ -207,7 +196,7 @@ class Child:
     def _receive_answer(
         self, max_bytes: int, deadline: float
     ) -> tuple[dict[str, Any], list[memoryview]]:
-        head_bytes, count = _HEAD.unpack(self._receive(_HEAD.size, deadline))
+        head_bytes, count = HEAD.unpack(self._receive(HEAD.size, deadline))
         if head_bytes > _MAX_HEAD_BYTES or count > _MAX_BUFFERS:
             raise ValueError(f"it has {head_bytes} bytes and {count} buffers")
         sizes = struct.unpack(f"<{count}Q", self._receive(8 * count, deadline))
@@ -265,68 +254,7 @@ def _end(process: subprocess.Popen[bytes], rest: contextlib.ExitStack) -> None:
     rest.close()
 
 
-def serve(answer: Callable[[Mapping[str, Any], Sequence[memoryview]], Answer]) -> None:
-    """Answer the parent's questions until it closes its end; a SplitUpError becomes an error.
-
-    What libraries print goes to standard error.
-    """
-    with socket.socket(fileno=os.dup(0)) as parent:
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)  # a fork that compiles must not speak for this process
-        os.close(nothing)
-        os.dup2(2, 1)
-        end_with_peer(parent.fileno())
-        while (question := _receive_question(parent)) is not None:
-            head, buffers = question
-            said: Mapping[str, Any]
-            made: Buffers
-            try:
-                said, made = answer(head, buffers)
-            except SplitUpError as error:
-                said, made = {"error": str(error), "lacks": _describe_lack(error)}, ()
-            finally:
-                for number in head.get("passed", ()):
-                    os.close(number)
-            for part in _encode(said, made):
-                parent.sendall(part)
-
-
-def _receive_question(parent: socket.socket) -> tuple[dict[str, Any], list[memoryview]] | None:
-    """Return the next question, None at the end."""
-    start, files, _, _ = socket.recv_fds(parent, _HEAD.size, _MAX_FILES)
-    if not start:
-        return None
-    head_bytes, count = _HEAD.unpack(start + _receive(parent, _HEAD.size - len(start)))
-    sizes = struct.unpack(f"<{count}Q", _receive(parent, 8 * count))
-    head = json.loads(bytes(_receive(parent, head_bytes)))
-    if files:
-        head["passed"] = files
-    return head, [_receive(parent, size) for size in sizes]
-
-
-def _receive(parent: socket.socket, length: int) -> memoryview:
-    view, received = memoryview(bytearray(length)), 0
-    while received < length:
-        count = parent.recv_into(view[received:])
-        if not count:
-            raise EOFError("the parent ended in the middle of a question")
-        received += count
-    return view
-
-
-def _describe_lack(error: SplitUpError) -> str:
-    if isinstance(error, TooSlow):
-        return "time"
-    return "something" if isinstance(error, Unavailable) else ""
-
-
 def _find_error_type(lacks: object) -> type[SplitUpError]:
     if lacks == "time":
         return TooSlow
     return Unavailable if lacks == "something" else ChildFailed
-
-
-def _encode(head: Mapping[str, Any], buffers: Buffers) -> list[bytes | memoryview]:
-    text = json.dumps(head).encode()
-    sizes = struct.pack(f"<{len(buffers)}Q", *map(len, buffers))
-    return [_HEAD.pack(len(text), len(buffers)) + sizes + text, *buffers]

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitup.core import tuning
-from splitup.sandbox.child import Buffers, Child
+from splitup.sandbox.child import Child
+from splitup.sandbox.serving import Buffers
 
 
 class WarmChild:

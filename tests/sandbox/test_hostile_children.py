@@ -21,7 +21,7 @@ CHILDREN = {
     "splitup_private.adapters.host_process": "Applying.answer",
     "splitup.backend.compiler.compile_server": "answer",
     "splitup.client.private.private_process": "Tasks.answer",
-    "splitup.client.text.tokenizer": "_Library.answer",
+    "splitup.client.text.tokenizer_process": "_Library.answer",
     "splitup_edge.confined_program": "_Text.answer",
     "splitup_oracle.member.recompute_process": "answer",
 }

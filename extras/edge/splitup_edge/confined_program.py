@@ -24,8 +24,9 @@ import numpy.typing as npt
 from splitup.core import limits, tuning
 from splitup.core.codec import parse_json
 from splitup.core.errors import ConfigurationError, InvalidInput, InvalidModel
-from splitup.sandbox.child import Answer, Child, ChildDied, ChildFailed, open_files, serve
+from splitup.sandbox.child import Child, ChildDied, ChildFailed, open_files
 from splitup.sandbox.confinement import confine
+from splitup.sandbox.serving import Answer, serve
 from splitup_edge.program import EdgeInfo, EdgeProgram, EdgeSession, check_file, import_extra
 from splitup_edge.static_step import Arrays
 

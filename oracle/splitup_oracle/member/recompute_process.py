@@ -50,9 +50,9 @@ from splitup.graph.noise import add_noise
 from splitup.graph.rules import load_graph
 from splitup.graph.step_groups import StepGroup, Tensors
 from splitup.messages.completions import EMPTY_DIGEST
-from splitup.sandbox.child import Answer, serve
 from splitup.sandbox.confinement import confine
 from splitup.sandbox.fork import run_in_fork
+from splitup.sandbox.serving import Answer, serve
 
 if TYPE_CHECKING:
     from splitup.backend import runtime

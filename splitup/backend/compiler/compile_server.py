@@ -16,8 +16,9 @@ from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.core import tuning
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidModel, TooSlow, Unavailable
-from splitup.sandbox.child import Answer, ChildDied, ChildFailed, serve
+from splitup.sandbox.child import ChildDied, ChildFailed
 from splitup.sandbox.confinement import confine
+from splitup.sandbox.serving import Answer, serve
 from splitup.sandbox.warm_child import WarmChild
 
 if TYPE_CHECKING:

@@ -31,8 +31,9 @@ from splitup.graph.ir import (
     encode_float,
 )
 from splitup.graph.rules import check_graph
-from splitup.sandbox.child import Answer, Child, serve
+from splitup.sandbox.child import Child
 from splitup.sandbox.confinement import confine
+from splitup.sandbox.serving import Answer, serve
 
 _MODULE: Final = "splitup.backend.devices.device_check"  # __name__ is another in the child
 _TIMEOUT_S: Final = 120.0  # a driver's compiler takes seconds

@@ -22,8 +22,9 @@ from splitup.core import tuning
 from splitup.core.errors import InvalidInput
 from splitup.core.extras import require
 from splitup.core.places import FairLock
-from splitup.sandbox.child import Answer, Child, ChildDied, ChildFailed, serve
+from splitup.sandbox.child import Child, ChildDied, ChildFailed
 from splitup.sandbox.confinement import confine
+from splitup.sandbox.serving import Answer, serve
 
 _MODULE: Final = "splitup.client.images.image_reader"
 _FORMATS: Final = ("JPEG", "PNG", "WEBP")

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
-from splitup.sandbox.child import Answer, serve
 from splitup.sandbox.confinement import confine
+from splitup.sandbox.serving import Answer, serve
 
 if TYPE_CHECKING:
     from splitup.backend.runtime import State, TaskProgram

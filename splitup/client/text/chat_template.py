@@ -1,8 +1,8 @@
 """Chat templates: a conversation becomes the text that the model was trained to continue.
 
 A template is a Jinja program of the model's developer. It runs in Jinja's immutable sandbox, in the
-confined process of the model's tokenizer (``splitup.client.text.tokenizer``), which it may stall or
-end. The names it may use are those of Hugging Face's ``apply_chat_template``.
+confined process of the model's tokenizer (``splitup.client.text.tokenizer_process``), which it may
+stall or end. The names it may use are those of Hugging Face's ``apply_chat_template``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from splitup.core.errors import InvalidInput, InvalidModel
-from splitup.graph.manifest import ChatInfo
 
 # what a template is given in any case; nothing else may have these names
 OWN_VARIABLES: Final = frozenset(
@@ -41,25 +40,29 @@ def check_template(template: str) -> None:
 
 
 def render_chat(
-    chat: ChatInfo,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
+    *,
+    template: str,
+    bos_token: str,
+    eos_token: str,
 ) -> str:
     """Return the text that the assistant's answer continues.
 
+    ``template`` and the two tokens are a ``splitup.graph.manifest.ChatInfo``'s.
     ``messages`` have "role" and "content", and "tool_calls" or "tool_call_id" where tools were
     called; ``tools`` are those on offer. All have the form of OpenAI's API, but that arguments of
     calls are objects. ``variables`` are whatever else the template knows, such as
     ``enable_thinking``, without the ``OWN_VARIABLES``. Raises InvalidInput with the template's own
     words when it refuses them, for example two messages of one role in a row.
     """
-    check_template(chat.template)
+    check_template(template)
     try:
-        return _compile(chat.template).render(
+        return _compile(template).render(
             messages=[dict(message) for message in messages],
-            bos_token=chat.bos_token,
-            eos_token=chat.eos_token,
+            bos_token=bos_token,
+            eos_token=eos_token,
             add_generation_prompt=True,
             tools=tools,
             documents=None,

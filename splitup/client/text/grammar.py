@@ -3,13 +3,6 @@
 A grammar is a stranger's, and so is the vocabulary. Native code (llguidance) reads both, within
 bounds of its own, in a confined process beside the tokenizer's: when it takes too long or too much
 memory it is ended, and the texts of others continue in a new one.
-
-    {"load": true, "vocab": n, "ends": […]} and the file    tokenizer.json
-    {"open": n, "kind": …, "tokens": […]} and the grammar   -> the mask after these tokens
-    {"next": n, "token": t}                                 -> the mask after one token more
-
-A mask has a bit for each token, the lowest first; {"is_known": false} means that the process no
-longer has the text.
 """
 
 from __future__ import annotations
@@ -17,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import resource
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +20,10 @@ import numpy.typing as npt
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.extras import require
-from splitup.sandbox.child import Answer, Buffers, Child, ChildDied, ChildFailed, serve
-from splitup.sandbox.confinement import confine
+from splitup.sandbox.child import Child, ChildDied, ChildFailed
+from splitup.sandbox.serving import Buffers
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
-_MODULE: Final = "splitup.client.text.grammar"
-_MAX_LEXER_STATES: Final = 20_000  # of one grammar, ≈ 1 KB each
+_MODULE: Final = "splitup.client.text.grammar_process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,82 +152,3 @@ class GrammarText:
         """Continue the text by a token."""
         self._tokens.append(token)
         self._mask = None
-
-
-class _Library:
-    """The child's side."""
-
-    def __init__(self) -> None:
-        self._texts: dict[int, LLMatcher] = {}  # the one used last is the last
-        self._compiled: dict[tuple[str, bytes], LLMatcher] = {}  # likewise
-
-    def answer(self, question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer:
-        from llguidance import LLTokenizer
-
-        try:
-            if "load" in question:
-                self._tokenizer = LLTokenizer(
-                    str(buffers[0], "utf-8"), n_vocab=question["vocab"], eos_token=question["ends"]
-                )
-                return {}, ()
-            if "open" in question:
-                number = question["open"]
-                text = self._compile(question["kind"], bytes(buffers[0])).deep_copy()
-                text.consume_tokens(question["tokens"])
-            else:
-                number = question["next"]
-                found = self._texts.pop(number, None)
-                if found is None:
-                    return {"is_known": False}, ()
-                text = found
-                text.consume_token(question["token"])
-            mask = b"" if text.is_error() else text.compute_bitmask()
-            _check(text)
-            _keep(self._texts, number, text, tuning.GRAMMAR_TEXTS)
-            return {}, [mask]
-        except InvalidInput:
-            raise
-        except Exception as error:  # a foreign library's
-            raise InvalidInput(f"it cannot be used: {error}") from None
-
-    def _compile(self, kind: str, grammar: bytes) -> LLMatcher:
-        from llguidance import LLMatcher, LLParserLimits
-
-        known = self._compiled.pop((kind, grammar), None)
-        if known is None:
-            text = grammar.decode()
-            if kind == "json_schema":
-                text = LLMatcher.grammar_from_json_schema(text)
-            elif kind == "regex":
-                text = LLMatcher.grammar_from_regex(text)
-            else:
-                text = LLMatcher.grammar_from_lark(text)
-            bounds = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
-            known = LLMatcher(self._tokenizer, text, log_level=0, limits=bounds)
-            _check(known)
-        _keep(self._compiled, (kind, grammar), known, tuning.GRAMMARS)
-        return known
-
-
-def _check(text: LLMatcher) -> None:
-    if text.is_error():
-        said = text.get_error().strip()
-        raise InvalidInput(said or "no text follows it")
-
-
-def _keep(entries: dict[Any, LLMatcher], key: object, entry: LLMatcher, most: int) -> None:
-    """Keep an entry as the last one used; remove the one that was not used for longest."""
-    entries[key] = entry
-    if len(entries) > most:
-        del entries[next(iter(entries))]
-
-
-def main() -> None:
-    confine()
-    bound = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
-    serve(_Library().answer)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,49 +1,28 @@
 """A model's tokenizer and chat template, in a confined process, because both are foreign.
 
-The file is parsed by native code of a library, and the template is a program.
-
-    {"load": true} and the file                    tokenizer.json
-    {"encode": true, "special": b} and UTF-8       -> the tokens and their types; two texts are a
-                                                   pair
-    {"decode": n, "skip_special": b} and tokens    what those from place n on add to the text of
-                                                   those before -> {"text": …}
-    {"extend": n, "is_end": b} and tokens          the same of each that is certain (``_extend``)
-    {"check": true} and the template               raises for one that is no Jinja
-    {"render": n}, chat and what to render         -> the text; all three in UTF-8, two in JSON;
-                                                   of more than n characters {"chars": …} instead
-
-Tokens are uint32, little-endian.
+The file is parsed by native code of a library, and the template is a program: both stay in
+``splitup.client.text.tokenizer_process``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import resource
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
-import numpy as np
-
-from splitup.client.text.chat_template import check_template, render_chat
+from splitup.client.text.tokenizer_process import TOKEN_BYTES, pack_tokens, unpack_tokens
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.places import FairLock
 from splitup.decode.texts import EncodedText
 from splitup.graph.manifest import ChatInfo
-from splitup.sandbox.child import Answer, Buffers, Child, ChildDied, ChildFailed, serve
-from splitup.sandbox.confinement import confine
-from splitup.sandbox.memory import limit_growth
+from splitup.sandbox.child import Child, ChildDied, ChildFailed
+from splitup.sandbox.serving import Buffers
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-_MODULE: Final = "splitup.client.text.tokenizer"
-_TOKEN: Final = np.dtype("<u4")
+_MODULE: Final = "splitup.client.text.tokenizer_process"
 _PROMPT_TOKENS: Final = 64  # of a prompt's end: more than the text of what follows depends on
-_UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"  # what libraries decode a part of a character to
 R = TypeVar("R")
 
 
@@ -89,10 +68,9 @@ class ModelTokenizer:
     ) -> EncodedText:
         question = {"encode": True, "special": add_special_tokens, "most": most}
         _, found = self._ask(question, [text.encode(errors="replace") for text in texts])
-        if len(found) != 2 or len(found[0]) % _TOKEN.itemsize or len(found[0]) != len(found[1]):
+        if len(found) != 2 or len(found[0]) % TOKEN_BYTES or len(found[0]) != len(found[1]):
             raise InvalidModel(f"the tokenizer of {self._name} gave no tokens")
-        tokens, types = (tuple(map(int, np.frombuffer(data, _TOKEN))) for data in found)
-        return EncodedText(tokens, types)
+        return EncodedText(*map(unpack_tokens, found))
 
     def decode(
         self, tokens: Sequence[int], *, after: Sequence[int] = (), skip_special_tokens: bool = True
@@ -102,7 +80,7 @@ class ModelTokenizer:
         Many tokenizers leave out the space before the first word of a text. Raises InvalidModel.
         """
         question = {"decode": len(after), "skip_special": skip_special_tokens}
-        answer, _ = self._ask(question, [_pack([*after, *tokens])])
+        answer, _ = self._ask(question, [pack_tokens([*after, *tokens])])
         return str(answer.get("text", ""))
 
     def render_chat(
@@ -119,10 +97,8 @@ class ModelTokenizer:
         Raises InvalidModel, and InvalidInput for a text that so many tokens cannot hold.
         """
         asked = {"messages": list(messages), "tools": tools, "variables": variables}
-        said = json.dumps(asked).encode()
-        most = tuning.PROMPT_CHARS * context
-        question = {"render": most}
-        answer, found = self._ask(question, [chat.model_dump_json().encode(), said])
+        said = [chat.model_dump_json().encode(), json.dumps(asked).encode()]
+        answer, found = self._ask({"render": tuning.PROMPT_CHARS * context}, said)
         if not found:
             raise InvalidInput(
                 f"the context of {self._name} is {context} tokens, and the messages become a text "
@@ -230,7 +206,7 @@ class TokenStream:
         if len(self._tokens) == self._settled:
             return []
         question = {"extend": self._settled, "is_end": is_end}
-        answer, _ = self._tokenizer._ask(question, [_pack(self._tokens)])
+        answer, _ = self._tokenizer._ask(question, [pack_tokens(self._tokens)])
         texts, start, settled = (answer.get(key) for key in ("texts", "start", "settled"))
         if (
             not isinstance(texts, list)
@@ -244,95 +220,3 @@ class TokenStream:
         del self._tokens[:start]
         self._settled = settled - start
         return list(zip(found, map(str, texts), strict=True))
-
-
-def _pack(tokens: Sequence[int]) -> bytes:
-    return np.array(tokens, _TOKEN).tobytes()
-
-
-_Decode = Callable[[Sequence[int]], str]
-
-
-def _continue(decode: _Decode, tokens: Sequence[int], place: int) -> str:
-    """Return what tokens from ``place`` on add to the text of those before."""
-    text, known = decode(tokens), decode(tokens[:place])
-    if not text.startswith(known):
-        known = known.rstrip(_UNFINISHED)  # which the tokens may have finished
-    return text[len(known) :] if text.startswith(known) else decode(tokens[place:])
-
-
-def _extend(decode: _Decode, tokens: Sequence[int], place: int, is_end: bool) -> dict[str, Any]:
-    """Return what each token from ``place`` on adds to the text, as far as that is certain.
-
-    ``texts`` are of the tokens up to ``settled``; later texts depend on the tokens from ``start``
-    on: those that gave the last text, and more if these begin within a character.
-    """
-    texts: list[str] = []
-    start, settled = 0, place
-    for end in range(place + 1, len(tokens) + 1):
-        text = _continue(decode, tokens[start:end], settled - start)
-        if text.endswith(_UNFINISHED) and not (is_end and end == len(tokens)):
-            continue
-        texts += [""] * (end - settled - 1) + [text]
-        if text and not decode(tokens[settled:end]).startswith(_UNFINISHED):
-            start = settled
-        settled = end
-    return {"texts": texts, "start": start, "settled": settled}
-
-
-class _Library:
-    """The child's side."""
-
-    def answer(self, question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer:
-        from tokenizers import Tokenizer
-
-        try:
-            if "render" in question:
-                chat = ChatInfo.model_validate_json(str(buffers[0], "utf-8"))
-                asked = json.loads(str(buffers[1], "utf-8"))
-                with limit_growth(tuning.TEMPLATE_MEMORY_BYTES):
-                    text = render_chat(chat, **asked)
-                    if len(text) > question["render"]:
-                        return {"chars": len(text)}, ()
-                    return {}, [text.encode(errors="replace")]
-            if "check" in question:
-                check_template(str(buffers[0], "utf-8"))
-                return {}, ()
-            if "load" in question:
-                self._tokenizer: Tokenizer = Tokenizer.from_str(str(buffers[0], "utf-8"))
-                self._tokenizer.no_padding()  # which files of encoders ask for
-                self._tokenizer.no_truncation()
-                return {}, ()
-            if "encode" in question:
-                text, *rest = (str(data, "utf-8") for data in buffers)
-                pair, special = rest[0] if rest else None, question["special"]
-                if question["most"] is not None:
-                    self._tokenizer.enable_truncation(question["most"])
-                try:
-                    found = self._tokenizer.encode(text, pair, add_special_tokens=special)
-                finally:
-                    self._tokenizer.no_truncation()
-                return {}, [_pack(found.ids), _pack(found.type_ids)]
-            tokens = [int(token) for token in np.frombuffer(buffers[0], _TOKEN)]
-            skips = question.get("skip_special", True)
-            decode = partial(self._tokenizer.decode, skip_special_tokens=skips)
-            if "decode" in question:
-                return {"text": _continue(decode, tokens, question["decode"])}, ()
-            return _extend(decode, tokens, question["extend"], question["is_end"]), ()
-        except InvalidInput:
-            raise
-        except MemoryError:
-            raise InvalidInput("takes too much memory") from None
-        except Exception as error:  # the library raises plain Exception, and worse
-            raise InvalidInput(f"cannot be used: {error}") from None
-
-
-def main() -> None:
-    confine()
-    bound = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
-    serve(_Library().answer)
-
-
-if __name__ == "__main__":
-    main()

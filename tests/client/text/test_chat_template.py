@@ -6,7 +6,6 @@ import pytest
 
 from splitup.client.text.chat_template import check_template, render_chat
 from splitup.core.errors import InvalidInput, InvalidModel
-from splitup.graph.manifest import ChatInfo
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content | trim }}"
@@ -16,7 +15,7 @@ USER = [{"role": "user", "content": " hi "}]
 
 
 def render(template: str) -> str:
-    return render_chat(ChatInfo(template=template, bos_token="<s>", eos_token="</s>"), USER)
+    return render_chat(USER, template=template, bos_token="<s>", eos_token="</s>")
 
 
 def test_a_conversation_ends_where_the_answer_begins() -> None:

@@ -169,7 +169,7 @@ async def test_many_texts_are_read_again(
 
 
 async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "TOKENIZER_MEMORY_BYTES", 64 * limits.MIB)
+    monkeypatch.setattr(tuning, "TOKENIZER_MEMORY_BYTES", 24 * limits.MIB)
     with pytest.raises(InvalidModel, match="no vocabulary for grammars"):
         await Grammars(FILE, "model packages", VOCAB, [0]).open(Grammar("regex", "a"))
 

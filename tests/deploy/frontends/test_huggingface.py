@@ -145,10 +145,10 @@ def test_chat_templates_are_chosen_as_transformers_does(
     assert chat is not None and (note in notes[0] if note else not notes)
     for tools, text in zip((None, [{"n": 7}]), texts, strict=True):
         if text is not None:
-            assert render_chat(chat, [], tools) == text
+            assert render_chat([], tools, **chat.model_dump()) == text
         elif tools is None:
             with pytest.raises(InvalidInput, match="only has a template for chats with tools"):
-                render_chat(chat, [], tools)
+                render_chat([], tools, **chat.model_dump())
 
 
 @pytest.mark.parametrize(

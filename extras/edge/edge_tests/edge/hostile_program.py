@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from splitup.sandbox.child import Answer, serve
+from splitup.sandbox.serving import Answer, serve
 
 INFO = (
     b'{"version":1,"layers":1,"kv_heads":1,"head_dim":2,"max_len":8,"windows":[0],'

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from splitup.core.errors import PeerFault
 from splitup.core.limits import MIB
-from splitup.sandbox.child import Answer, serve
 from splitup.sandbox.confinement import confine
+from splitup.sandbox.serving import Answer, serve
 
 if TYPE_CHECKING:
     from splitup_private.adapters.ckks import Evaluation
