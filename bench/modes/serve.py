@@ -23,6 +23,7 @@ from splitup.decode.sampler import Sampler
 from splitup.demo.models import MODEL
 from splitup.demo.run import NODES
 
+API: Final = "/v1"
 NODE_VRAM_BYTES: Final = 100_000_000  # the caches of CHATS texts are 2.6 MB each
 REQUESTS: Final = 100
 CHATS: Final = 32
@@ -70,7 +71,7 @@ async def ask_stream(http: aiohttp.ClientSession, url: str, body: dict[str, Any]
     """
     body = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}, **body}
     begun, first, text, usage = time.perf_counter(), None, "", {}
-    async with http.post(f"{url}/v1/completions", json=body) as reply:
+    async with http.post(f"{url}{API}/completions", json=body) as reply:
         assert reply.status == 200, await reply.text()
         async for line in reply.content:
             if not line.startswith(b"data: {"):
@@ -125,7 +126,7 @@ async def measure_idle(url: str, pid: int, count: int) -> float:
         for _ in range(count):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             stack.callback(writer.close)
-        async with open_http() as http, http.get(f"{url}/v1/models") as reply:
+        async with open_http() as http, http.get(f"{url}{API}/models") as reply:
             assert reply.status == 200  # by now it has taken them all
         return (read_rss_bytes(pid) - before) / 1e6
 

@@ -48,7 +48,7 @@ def test_the_programs_work_without_extras() -> None:
 
 def test_an_extra_that_cannot_be_imported_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("broken", "tests.core.no_such_library_inside:EXTRA", extras._GROUP)
-    monkeypatch.setattr(extras, "entry_points", lambda group: [broken])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [broken])
     assert extras.find_extras() == {}, "its folder was deleted"
     extras.find_extras.cache_clear()
 

@@ -15,7 +15,7 @@ from splitup.core import limits
 from splitup.messages import api
 from splitup.messages.base import Message, count_values
 from splitup.messages.completions import Completion, ExecutorCommitment
-from splitup.messages.verification import Draw
+from splitup.messages.verification import Draw, SignedAttestation
 from splitup.protocol.committee.observations import PackedProposal
 from splitup.protocol.committee.peer_messages import _KINDS
 from splitup.protocol.committee.settlement_proposals import PackedSettlement
@@ -152,7 +152,15 @@ def test_s42_gossip_fits_a_chunked_message(name: str) -> None:
     counts = COUNTS | (CHUNKED_NODES if GOSSIP[name] is PackedProposal else NODES)
     if GOSSIP[name] is PackedSettlement:  # its executors have one task each
         counts |= {"Completion.tasks": 1, "End.inputs": PORTS, "End.outputs": PORTS}
+        # several attestations of one member are together as large as one may be
+        counts |= {"PackedSettlement.attestations": limits.MAX_COMMITTEE}
     size = measure(GOSSIP[name], counts)
+    if GOSSIP[name] is PackedSettlement:  # and a third of the members states what nobody else does
+        one, liars = measure(SignedAttestation, counts), (limits.MAX_COMMITTEE - 1) // 3
+        assert one.bytes <= limits.MAX_ATTESTATION_BYTES
+        stated = Size(limits.MAX_ATTESTATION_BYTES, limits.MAX_ATTESTATION_BYTES // 40)
+        assert one.bytes / one.values > 40
+        size = Size(size.bytes + liars * stated.bytes, size.values + liars * stated.values)
     assert size.bytes + ENVELOPE_BYTES <= limits.MAX_CHUNKED_MESSAGE_BYTES, size
     assert size.values <= limits.MAX_DOCUMENT_VALUES, size
     if size.bytes <= limits.GOSSIP_BYTES:
