@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from splitup.core.errors import Unavailable
+from splitup.core.file_locks import try_lock
 
 TIMEOUT_S: Final = 90.0  # holders keep it for one block at most; a block of Ethereum takes 12 s
 _POLL_S: Final = 0.02
@@ -99,8 +100,8 @@ class AccountLock:
         start = time.monotonic()
         announced = False
         try:
-            while not _try_lock(descriptor, fcntl.LOCK_EX):
-                _try_lock(queue, fcntl.LOCK_SH)
+            while not try_lock(descriptor, fcntl.LOCK_EX):
+                try_lock(queue, fcntl.LOCK_SH)
                 waited_s = time.monotonic() - start
                 if waited_s > timeout_s:
                     raise Unavailable("another command is using this account; try again")
@@ -122,7 +123,7 @@ class AccountLock:
         except OSError:
             return False
         try:
-            return not _try_lock(descriptor, fcntl.LOCK_EX)
+            return not try_lock(descriptor, fcntl.LOCK_EX)
         finally:
             os.close(descriptor)
 
@@ -134,11 +135,3 @@ def _get_directory() -> Path:
 def _open(path: Path) -> int:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
-def _try_lock(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

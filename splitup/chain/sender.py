@@ -10,17 +10,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-import coincurve
-import rlp
-from eth_hash.auto import keccak
 
 from splitup.chain.account_lock import AccountLock
 from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
+from splitup.chain.signing import sign_transaction
 from splitup.core import limits, tuning
 from splitup.core.errors import ChainRejected, ChainUnavailable, SplitUpError
 from splitup.crypto.keys import Identity
@@ -358,35 +355,3 @@ def _make_taken_error(submitted: Submitted) -> ChainUnavailable:
         f"another program used nonce {submitted.nonce}, which was kept for {submitted.action}; "
         "stop what else signs with this key, and repeat the command: it takes another nonce"
     )
-
-
-_EIP_1559: Final = b"\x02"  # the transaction's type (EIP-2718)
-
-
-def sign_transaction(
-    private_key: bytes, chain_id: int, nonce: int, fields: Mapping[str, Any]
-) -> tuple[str, str]:
-    """Return a transaction of no ether as its signed bytes and its hash, both "0x…".
-
-    ``fields`` has ``to`` (20 bytes, none for a deployment), ``data`` ("0x…"), ``gas``, and either
-    ``gasPrice`` or ``maxFeePerGas`` with ``maxPriorityFeePerGas``, in wei.
-    """
-    call = [fields["gas"], fields["to"], 0, bytes.fromhex(fields["data"][2:])]
-    key = coincurve.PrivateKey(private_key)
-    if "gasPrice" in fields:
-        unsigned = [nonce, fields["gasPrice"], *call]
-        parity, r, s = _sign(key, rlp.encode([*unsigned, chain_id, 0, 0]))
-        raw = rlp.encode([*unsigned, 35 + 2 * chain_id + parity, r, s])
-    else:
-        fees = fields["maxPriorityFeePerGas"], fields["maxFeePerGas"]
-        no_access_list: list[bytes] = []
-        unsigned = [chain_id, nonce, *fees, *call, no_access_list]
-        signature = _sign(key, _EIP_1559 + rlp.encode(unsigned))
-        raw = _EIP_1559 + rlp.encode([*unsigned, *signature])
-    return "0x" + raw.hex(), "0x" + keccak(raw).hex()
-
-
-def _sign(key: coincurve.PrivateKey, message: bytes) -> tuple[int, int, int]:
-    """Return y parity, r and s; deterministic (RFC 6979), and s is low (EIP-2)."""
-    signature = key.sign_recoverable(message, hasher=keccak)
-    return signature[64], int.from_bytes(signature[:32]), int.from_bytes(signature[32:64])

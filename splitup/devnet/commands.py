@@ -18,8 +18,8 @@ from typing import Any, Final
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
 from splitup.config import NETWORK_FILE, NetworkConfig
-from splitup.core.directory_lock import find_holder
 from splitup.core.errors import ConfigurationError, InvalidInput, SplitUpError, Unavailable
+from splitup.core.file_locks import find_holder
 from splitup.crypto.keystore import load_identity
 from splitup.devnet import funding
 from splitup.devnet.network import DevnetOptions, run_devnet

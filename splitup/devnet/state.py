@@ -17,8 +17,8 @@ from typing import Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splitup.core import limits
-from splitup.core.directory_lock import find_holder, take_lock
 from splitup.core.errors import ConfigurationError
+from splitup.core.file_locks import find_holder, take_lock
 from splitup.devnet.ports import find_free_ports, hold_port, is_port_free
 
 GATEWAYS: Final = 2  # each can serve when the other is down

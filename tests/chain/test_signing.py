@@ -9,7 +9,7 @@ from eth_account import Account
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitup.chain.sender import sign_transaction
+from splitup.chain.signing import sign_transaction
 
 KEYS = st.binary(min_size=32, max_size=32).filter(lambda key: 0 < int.from_bytes(key) < 2**255)
 WEI = st.integers(0, 10**20)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from splitup.core.directory_lock import find_holder
 from splitup.core.errors import ConfigurationError, Unavailable
+from splitup.core.file_locks import find_holder
 from splitup.devnet.commands import up_detached
 from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.ports import find_free_ports, hold_port, is_port_free

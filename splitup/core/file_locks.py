@@ -1,4 +1,4 @@
-"""A lock of a directory: its file ``lock`` is locked and names the process that holds it."""
+"""Locks between processes: of a directory by its file ``lock``, which names who holds it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def take_lock(directory: Path) -> int | None:
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         for _ in range(10):
-            if _try_lock(descriptor, fcntl.LOCK_EX):
+            if try_lock(descriptor, fcntl.LOCK_EX):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                 return descriptor
@@ -32,7 +32,7 @@ def find_holder(directory: Path) -> int | None:
     except OSError:
         return None
     try:
-        if _try_lock(descriptor, fcntl.LOCK_SH):
+        if try_lock(descriptor, fcntl.LOCK_SH):
             return None
         text = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
         return int(text) if text.isdigit() else None
@@ -40,7 +40,8 @@ def find_holder(directory: Path) -> int | None:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int, kind: int) -> bool:
+def try_lock(descriptor: int, kind: int) -> bool:
+    """Lock an open file, ``fcntl.LOCK_SH`` or ``LOCK_EX``; return whether nobody else has."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError:
