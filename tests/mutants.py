@@ -690,6 +690,14 @@ MUTANTS: Final = (
         "test_s49_an_attestation_that_would_fill_all_proposals_is_refused",
     ),
     Mutant(
+        "proposals in quick succession",
+        f"{_SETTLEMENT}/settlement_agreement.py",
+        "if now < state.heard_until.get(sender, 0.0):",
+        "if False:",
+        f"{_TESTS}/settlement/test_contradictions.py::"
+        "test_s49_of_proposals_in_quick_succession_one_is_judged",
+    ),
+    Mutant(
         "age of a snapshot",
         "oracle/splitup_oracle/member/shell.py",
         "if latest - request.snapshot_sequence > limits.SNAPSHOTS_BACK:",

@@ -135,9 +135,8 @@ class SettlementState:
     collected: CollectedCommitments = field(default_factory=CollectedCommitments)
     early: EarlyEvidence = field(default_factory=EarlyEvidence)
     proposals: dict[str, SettlementProposal] = field(default_factory=dict)  # not signed yet
-    heard_until: dict[str, float] = field(
-        default_factory=dict
-    )  # no other proposal before, by sender
+    # by sender of a proposal, when its next one is heard
+    heard_until: dict[str, float] = field(default_factory=dict)
     rounds: int = 0  # of our own proposals; never reused, whatever is reverted
     look_at: float = 0.0  # ticks before this take no steps: nothing came since the last ones
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from splitup.core import limits
@@ -102,7 +105,29 @@ def test_s48_a_member_that_contradicts_itself_does_not_divide_the_others() -> No
     assert simulation.validator in verdicts.verdicts[0].validators, "the quorum of one counts"
 
 
-def test_s49_proposals_before_the_draw_and_in_quick_succession_cost_others_nothing(
+def make_proposal(
+    execution_id: str, attestations: Sequence[SignedAttestation], number: int = 0
+) -> SettlementProposal:
+    """Return a proposal of a settlement that nobody computes; ``number`` makes others of it."""
+    return SettlementProposal(
+        execution_id=execution_id,
+        round=0,
+        draw=Draw(
+            execution_id=execution_id,
+            block_hash=ZERO_BYTES32,
+            commitments=(),
+            steps=4,
+            signature="0x00",
+            seed=ZERO_BYTES32,
+        ),
+        completions=(),
+        results=(),
+        attestations=tuple(attestations),
+        settlement_hash=f"0x{number:064x}",
+    )
+
+
+def test_s49_proposals_before_the_draw_cost_others_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One of them carries attestations that are not kept, so that each look checks them again."""
@@ -129,22 +154,7 @@ def test_s49_proposals_before_the_draw_and_in_quick_succession_cost_others_nothi
         )
         for task in range(limits.MAX_CONFLICTING)
     ]
-    proposal = SettlementProposal(
-        execution_id=execution_id,
-        round=0,
-        draw=Draw(
-            execution_id=execution_id,
-            block_hash=ZERO_BYTES32,
-            commitments=(),
-            steps=4,
-            signature="0x00",
-            seed=ZERO_BYTES32,
-        ),
-        completions=(),
-        results=(),
-        attestations=tuple(sign_attestation(liar, one) for one in own),
-        settlement_hash="0x" + "ab" * 32,
-    )
+    proposal = make_proposal(execution_id, [sign_attestation(liar, one) for one in own])
     before = len(checked)
     for _ in range(50):
         simulation.feed(other, ev.GossipReceived(liar.address, proposal))
@@ -152,3 +162,28 @@ def test_s49_proposals_before_the_draw_and_in_quick_succession_cost_others_nothi
     assert len(checked) == before
     settle(simulation, execution_id)
     assert sum(one.attestation in own for one in checked) <= len(own)
+
+
+def test_s49_of_proposals_in_quick_succession_one_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each has the whole verification looked at."""
+    judged: list[str] = []
+    add_evidence = settlement_agreement.SettlementAgreement._add_evidence
+
+    def count(self: Any, state: Any, proposal: SettlementProposal) -> None:
+        judged.append(proposal.settlement_hash)
+        add_evidence(self, state, proposal)
+
+    monkeypatch.setattr(settlement_agreement.SettlementAgreement, "_add_evidence", count)
+    simulation = start(nodes=4, tasks=1, economics=VERIFY_ALL)
+    other, liar = next(iter(simulation.members)), simulation.identities[-1]
+    execution_id = simulation.request()
+    member = simulation.members[other]
+    assert simulation.run(60, lambda: member.find_attestation(execution_id) is not None)
+    judged.clear()
+    for number in range(50):
+        message = make_proposal(execution_id, (), number)
+        simulation.feed(other, ev.GossipReceived(liar.address, message))
+    assert len(set(judged)) == 1
+    settle(simulation, execution_id)
