@@ -16,7 +16,7 @@ from typing import Any, Final
 from splitup.backend.tinygrad_types import TINYGRAD_VERSION
 from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
 from splitup.core.errors import InvalidInput, InvalidModel
-from splitup.core.garbage import leave_cycles
+from splitup.core.garbage_collection import pause_garbage_collection
 from splitup.core.tensors import TensorSpec, encode_safetensors_header
 from splitup.graph.cost import (
     compute_flops,
@@ -143,7 +143,7 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     return result
 
 
-@leave_cycles()
+@pause_garbage_collection()
 def build(
     model: str,
     target_vram_bytes: int | Collection[int],

@@ -33,7 +33,7 @@ from splitup.backend.compiler.tinygrad_fixes import install_fixes
 from splitup.backend.compiler.unrolling import install_bound
 from splitup.backend.native_code import NativeCode, NativeKernel, find_native_code
 from splitup.core.errors import InvalidModel, SplitUpError
-from splitup.core.garbage import leave_cycles
+from splitup.core.garbage_collection import pause_garbage_collection
 from splitup.graph.ir import Graph
 from splitup.graph.rules import CheckedGraph
 
@@ -128,7 +128,7 @@ class Schedule:
     blocks: tuple[Block, ...]  # () where consecutive steps run one by one
 
 
-@leave_cycles()
+@pause_garbage_collection()
 def compile_graph(graph: CheckedGraph, device: str, *, uses_native_code: bool = True) -> Schedule:
     """Schedule and compile a graph; raises InvalidModel for what tinygrad cannot."""
     try:

@@ -241,7 +241,7 @@ def test_queries_of_mistral_4_grow_if_the_file_says_so(tmp_path: Path) -> None:
     check_like_directory(tmp_path, "mistral4", make_mistral_4(0.1), **named)
     check_like_directory(tmp_path, "mistral4", make_mistral_4(0.0))
     notes = load_model(str(tmp_path / "m.gguf"), SIZES).traced.notes
-    assert any("queries do not grow" in note for note in notes)
+    assert any("queries are not scaled" in note for note in notes)
 
 
 def test_a_mistral_3_whose_queries_do_not_grow_is_a_mistral(tmp_path: Path) -> None:

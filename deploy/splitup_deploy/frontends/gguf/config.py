@@ -340,7 +340,9 @@ def _complete_latent(
         experts = replace(experts, router=replace(experts.router, biased=biased))
     note = config.rope.note
     if str(file.metadata[_FAMILY]) == "mistral4" and config.growth is None:
-        note = "queries do not grow with positions: as in llama.cpp, as the file does not say so"
+        note = (
+            "queries are not scaled by their positions, as in llama.cpp: the file does not say so"
+        )
     return replace(
         config,
         rope=replace(config.rope, frequencies=frequencies, note=note),

@@ -283,7 +283,7 @@ MIXTRAL: Final = Family(  # a llama with experts
     {**_EXPERT_FIELDS, "expert_count": "num_local_experts"},
     interleaved=True,
 )
-MISTRAL3: Final = Family(  # whose queries do not grow
+MISTRAL3: Final = Family(  # whose queries are not scaled by their positions
     "MistralForCausalLM",
     defaults={"sliding_window": None},
     checked=FAMILIES["mistral3"].checked,

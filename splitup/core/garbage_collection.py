@@ -1,4 +1,4 @@
-"""When Python looks for cycles of unused objects."""
+"""Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def leave_cycles() -> Iterator[None]:
-    """Do not look for cycles of unused objects.
+def pause_garbage_collection() -> Iterator[None]:
+    """Do not collect garbage meanwhile.
 
-    A compiler makes a million objects without cycles and keeps them: looking takes up to a third of
-    its time and finds nothing.
+    A compiler makes a million objects and keeps them: looking for unused cycles among them takes up
+    to a third of its time and finds nothing.
     """
     was_enabled = gc.isenabled()
     gc.disable()
