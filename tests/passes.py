@@ -47,10 +47,10 @@ def run_tests(options: Sequence[str]) -> int:
     """Run networks and the rest side by side, say what they took; return the worse exit code."""
     started, used = time.monotonic(), _get_cpu_s()
     workers = str(min(os.cpu_count() or 1, 4))
+    others = ["-n", workers, "--ignore", NETWORKS, *options]
     with ThreadPoolExecutor(1) as beside:
-        networks = beside.submit(_run_pytest, NETWORKS, [*options, NETWORKS], shown=False)
-        code = _run_pytest("rest", ["-n", workers, "--ignore", NETWORKS, *options], shown=True)
-        codes = {code, networks.result()} - {NONE}
+        networks = beside.submit(_run_pytest, "networks", [*options, NETWORKS], shown=False)
+        codes = {_run_pytest("others", others, shown=True), networks.result()} - {NONE}
     took, cpu = time.monotonic() - started, _get_cpu_s() - used
     print(f"tests: {took:.0f} s, {cpu:.0f} s of processor time", flush=True)
     return max(codes, default=NONE)
@@ -65,6 +65,11 @@ def _run_pytest(name: str, options: Sequence[str], *, shown: bool) -> int:
     return done.returncode
 
 
+def _list_failed(name: str) -> list[str]:
+    path = CACHES / name / "v" / "cache" / "lastfailed"  # pytest writes it when something fails
+    return list(json.loads(path.read_text())) if path.exists() else []
+
+
 def _get_cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
@@ -76,11 +81,7 @@ def main(options: Sequence[str] | None = None) -> int:
     code = run_tests(options)
     if code != FAILED:
         return code
-    failed = [
-        test
-        for found in CACHES.glob("*/v/cache/lastfailed")
-        for test in json.loads(found.read_text())
-    ]
+    failed = [*_list_failed("networks"), *_list_failed("others")]
     if not may_run_again(failed):
         return code
     print(f"\n{len(failed)} failed and run again, alone:", *failed, sep="\n  ", flush=True)

@@ -1,8 +1,21 @@
-"""Which failures may be the machine's."""
+"""Which failures may be the machine's, and that no other is forgotten."""
+
+from pathlib import Path
 
 import pytest
 
+from tests import passes
 from tests.passes import MOST, PROCESSES, ROOT, may_run_again
+
+ONCE = """
+from pathlib import Path
+
+def test_once():
+    seen = Path(__file__).with_suffix(".seen")
+    is_first = not seen.exists()
+    seen.touch()
+    assert not is_first
+"""
 
 
 @pytest.mark.parametrize(
@@ -22,3 +35,16 @@ def test_few_tests_of_real_processes_run_again(failed: list[str], may: bool) -> 
 
 def test_the_folders_exist() -> None:
     assert [folder for folder in PROCESSES if not (ROOT / folder).is_dir()] == []
+
+
+@pytest.mark.parametrize(("network", "code"), [(ONCE, 0), ("def test_always(): assert 0", 1)])
+def test_what_fails_runs_again_wherever_it_is(
+    network: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "ROOT", tmp_path)
+    monkeypatch.setattr(passes, "CACHES", tmp_path / ".pytest_cache")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    for path, text in (("tests/e2e/test_network.py", network), ("tests/chain/test_rpc.py", ONCE)):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(text)
+    assert passes.main(["-q", "-p", "xdist.plugin"]) == code
