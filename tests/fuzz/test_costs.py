@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -13,6 +14,8 @@ from tests.fuzz.binary_doors import find_binary_doors
 
 SIZE = 64 * 1024
 MOST = 20  # bytes of memory for a byte
+SLOWEST = 12  # times as long as zeros
+ATTEMPTS = 5
 # what any message may take: a few hundred guessed tokens are 1 KiB, and 70 KiB in memory
 FREE = limits.JSON_FREE_BYTES
 ZEROS = ("a tensor of zeros", "tensors of zeros")  # count as their length wherever frames count
@@ -54,21 +57,31 @@ def parse_shapes() -> dict[str, tuple[Any, float]]:
 
 @pytest.mark.parametrize("door", costs.find_doors())
 def test_s20_no_text_costs_far_more_than_an_ordinary_one(door: str) -> None:
-    """The unit is ``parse_json`` of zeros in the same process, so the machine matters little."""
-    zeros = "[" + "0," * (SIZE // 2) + "0]"
-    unit = costs.measure(lambda: parse_json(zeros, max_values=SIZE), SIZE)[0]
     for name, filling in costs.make_fillings(SIZE).items():
-        us, memory = costs.measure(costs.find_doors()[door](filling), SIZE)
+        memory = check_time(name, costs.find_doors()[door](filling), SIZE)
         assert memory <= MOST, f"{name}: {memory:.1f} bytes for one"
-        assert us <= 12 * unit, f"{name}: {us / unit:.1f} times as long as zeros"
 
 
 @pytest.mark.parametrize("door", find_binary_doors(SIZE))
 def test_s20_no_bytes_cost_far_more_than_ordinary_ones(door: str) -> None:
-    zeros = "[" + "0," * (SIZE // 2) + "0]"
-    unit = costs.measure(lambda: parse_json(zeros, max_values=SIZE), SIZE)[0]
     read, inputs = find_binary_doors(SIZE)[door]
-    for name, (us, memory) in costs.measure_inputs(read, inputs).items():
-        assert us <= 12 * unit, f"{name}: {us / unit:.1f} times as long as zeros"
-        most = MOST + FREE / len(inputs[name])
+    for name, data in inputs.items():
+        memory = check_time(name, partial(read, data), len(data))
+        most = MOST + FREE / len(data)
         assert memory <= most or name in ZEROS, f"{name}: {memory:.1f} bytes for one"
+
+
+def check_time(name: str, work: Callable[[], object], size: int) -> float:
+    """Return the memory of ``work`` for a byte; fail if it takes far longer than reading zeros.
+
+    The unit is ``parse_json`` of zeros in the same process, so the machine matters little. Both are
+    measured again when the work seems slow: a machine that others use changes its speed.
+    """
+    zeros = "[" + "0," * (SIZE // 2) + "0]"
+    ratios = []
+    for _ in range(ATTEMPTS):
+        unit = costs.measure_us(partial(parse_json, zeros, max_values=SIZE), SIZE)
+        ratios.append(costs.measure_us(work, size) / unit)
+        if ratios[-1] <= SLOWEST:
+            return costs.measure_memory(partial(costs.run_to_error, work), size)
+    pytest.fail(f"{name}: {min(ratios):.1f} times as long as zeros")
