@@ -270,7 +270,7 @@ def test_a_networks_status_is_shown_as_it_is_printed(
     health = NetworkHealth(
         block=9,
         has_group_key=True,
-        gateways=("a", "b"),
+        gateways=("http://127.0.0.1:22914", "http://127.0.0.1:25117"),
         members=("a", "b", "c", "d"),
         nodes=(first,) * 6,
         wanted_nodes=6,
