@@ -146,5 +146,4 @@ def _show_status(output: Output, status: NetworkStatus) -> None:
         table.add_row(node.address, endpoint, stake, str(len(node.tasks)), state)
     output.out.print(table)
     if status.health.gateways:
-        join = f"splitup-node join {status.health.gateways[0]} --vram 1GB"
-        output.out.print(f"a further node joins with: {join}", soft_wrap=True)
+        output.out.print(f"nodes and users join at: {status.health.gateways[0]}", soft_wrap=True)
