@@ -10,7 +10,6 @@
     network     whole executions on a whole network, compared with the uncut model
     serve       the OpenAI API: first tokens, 32 chats, idle clients, gas
     agents      the same API: a conversation of ten turns, a restart, clients that give up
-    explorer    10,000 executions and 2,000 nodes indexed, pages, the size of the page
     failover    nodes killed, stopped or cut off in the middle of 1,000 tokens
     compile     registration, a 70B dry run, predicted against real memory and time, cutting
     committee   certificates, large plans, heartbeats
@@ -56,7 +55,6 @@ LIMITS_S: Final = {
     "network": 150,
     "serve": 600,  # 32 leases open and end six times
     "agents": 420,
-    "explorer": 180,
     "failover": 600,
     "compile": 300,
     "committee": 180,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from splitup.config import NETWORK_FILE, find_cache_directory
 from splitup.devnet.funding import Parties, Party, get_member_port, make_endpoint
@@ -86,22 +86,29 @@ def write_gateway_file(layout: DevnetLayout, index: int) -> Path:
     )
 
 
+def _describe_party(layout: DevnetLayout, party: Party) -> dict[str, Any]:
+    """Return the fields that members' and nodes' files share."""
+    return {
+        "rpc_url": layout.rpc_url,
+        "deployment": str(layout.deployment),
+        "gateway_urls": layout.gateway_urls,
+        "keystore": str(party.keystore),
+        "passphrase_file": str(party.passphrase_file),
+        "data_dir": str(party.directory),
+        "kernel_cache": _find_kernels(),
+        "metrics": _METRICS,
+        "allow_loopback": True,
+    }
+
+
 def write_member_file(layout: DevnetLayout, party: Party) -> Path:
     """Write a committee member's ``oracle.toml``."""
     return _write_toml(
         party.directory / "oracle.toml",
         {
-            "rpc_url": layout.rpc_url,
-            "deployment": str(layout.deployment),
-            "gateway_urls": layout.gateway_urls,
-            "keystore": str(party.keystore),
-            "passphrase_file": str(party.passphrase_file),
-            "data_dir": str(party.directory),
+            **_describe_party(layout, party),
             "listen_host": "127.0.0.1",
             "listen_port": get_member_port(party, layout.state),
-            "kernel_cache": _find_kernels(),
-            "metrics": _METRICS,
-            "allow_loopback": True,
         },
     )
 
@@ -112,20 +119,12 @@ def write_node_file(layout: DevnetLayout, index: int) -> Path:
     return _write_toml(
         party.directory / "node.toml",
         {
-            "rpc_url": layout.rpc_url,
-            "deployment": str(layout.deployment),
-            "gateway_urls": layout.gateway_urls,
-            "keystore": str(party.keystore),
-            "passphrase_file": str(party.passphrase_file),
-            "data_dir": str(party.directory),
+            **_describe_party(layout, party),
             "listen": f"127.0.0.1:{port}",
             "endpoint": make_endpoint(port),
             "vram": f"{layout.state.vram_bytes}B",
             # tinygrad reads the device from this variable
             "devices": [os.environ["DEV"]] if os.environ.get("DEV") else [],
-            "kernel_cache": _find_kernels(),
-            "metrics": _METRICS,
-            "allow_loopback": True,
         },
     )
 

@@ -22,7 +22,6 @@ from splitup.messages import api
 from splitup.messages.snapshots import Snapshot
 from splitup.net.http import SignedClient
 
-_PROBE_TIMEOUT_S: Final = 2.0
 _PAGE: Final = 100
 
 

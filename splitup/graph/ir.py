@@ -42,7 +42,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from splitup.core import limits
-from splitup.core.codec import compute_digest, decode_canonical, encode_canonical
+from splitup.core.codec import decode_canonical, encode_canonical
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import TensorSpec
 
@@ -138,11 +138,6 @@ class Graph:
                 "updates": [[update.state, update.node] for update in self.updates],
             }
         )
-
-
-def compute_task_id(graph: Graph) -> str:
-    """Return the SHA-256 of the canonical bytes, 64 hexadecimal digits."""
-    return compute_digest(graph.to_bytes())
 
 
 def parse_graph(data: bytes | memoryview) -> Graph:

@@ -14,10 +14,12 @@ import json
 import os
 import resource
 import sys
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from splitup.core.limits import MIB
 from splitup.sandbox import access, identity, landlock, system_calls
+from splitup.sandbox.serving import Answer, serve
 
 _MAX_FILE_BYTES: Final = 64 * MIB  # of its log
 
@@ -60,6 +62,23 @@ def confine(device: str | None = None, *, forks: bool = False) -> tuple[str, ...
         except OSError as error:
             lacks.append(f"the kernel has no seccomp ({error}): models may use the network")
     return tuple(lacks)
+
+
+def serve_confined(
+    answer: Callable[[Mapping[str, Any], Sequence[memoryview]], Answer],
+    device: str | None = None,
+    *,
+    forks: bool = False,
+    memory_bytes: int | None = None,
+) -> None:
+    """Confine this process as ``confine`` does, and answer its parent's questions.
+
+    ``memory_bytes`` bounds its addresses.
+    """
+    confine(device, forks=forks)
+    if memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    serve(answer)
 
 
 def _change_identity_and_files(needs: access.Device | None, *, has_filter: bool) -> list[str]:

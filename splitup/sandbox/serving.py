@@ -1,6 +1,7 @@
 """A confined child's side: it gets open files and messages, nothing else, and answers.
 
-A child's module calls ``serve``. This imports little, because every child pays for it at its start.
+A child's module calls ``confinement.serve_confined``. This imports little, because every child pays
+for it at its start.
 
     message    u32 bytes of the head | u32 buffers | per buffer: u64 bytes | head | buffers
     head       a JSON object; an answer with "error" says in a sentence why there is no other, and

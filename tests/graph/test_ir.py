@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from splitup.core import limits
 from splitup.core.codec import encode_canonical, parse_json
 from splitup.core.errors import InvalidModel
-from splitup.graph.ir import Graph, compute_task_id, decode_float, encode_float, parse_graph
+from splitup.graph.ir import Graph, decode_float, encode_float, parse_graph
 from splitup.graph.rules import load_graph
 from tests.builders import HANG_S
 from tests.graph.graphs import make_legal
@@ -29,7 +29,7 @@ def test_bytes_round_trip() -> None:
 def test_the_identity_covers_weights_and_nodes() -> None:
     other = replace(GRAPH, weights=(replace(GRAPH.weights[0], digest="0" * 64),))
     renamed = replace(GRAPH, outputs=(replace(GRAPH.outputs[0], name="z"),))
-    assert len({compute_task_id(graph) for graph in (GRAPH, other, renamed)}) == 3
+    assert len({graph.to_bytes() for graph in (GRAPH, other, renamed)}) == 3
 
 
 @given(st.floats(allow_nan=False))

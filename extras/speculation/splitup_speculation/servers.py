@@ -13,7 +13,7 @@ from asyncio import Future, Lock
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from splitup.decode.step import StepInput, check_path, make_tree_step
 from splitup.graph.manifest import TextInfo
 from splitup_speculation import speculation_pb2 as pb
 from splitup_speculation.rpc import Handler, get_caller, get_deadline_s, time_model
-from splitup_speculation.sessions import SessionLimits, WorkerSessions, refuse_step
+from splitup_speculation.sessions import S, SessionLimits, WorkerSessions, refuse_step
 from splitup_speculation.trees import (
     HeldTokens,
     TreeSampling,
@@ -81,20 +81,26 @@ def _check_digest(prefix: pb.Prefix, held: Sequence[int] | None) -> None:
         raise refuse_step(f"the first {len(held)} tokens of the session are others")
 
 
-class _Worker:
-    def __init__(self, model: WorkerModel) -> None:
+class _Worker(Generic[S]):
+    def __init__(self, model: WorkerModel, limits: SessionLimits) -> None:
         self._model = model
+        self._sessions: WorkerSessions[S] = WorkerSessions(limits)
 
-    def _make_ping(self, sessions: int) -> pb.PingResponse:
+    async def ping(self, request: pb.PingRequest) -> pb.PingResponse:
+        """Say what this worker has."""
         info = self._model.info
         return pb.PingResponse(
             model_id=self._model.model_id,
             vocabulary=info.vocab,
             context=info.context,
             max_rows=self._model.chunk,
-            sessions=sessions,
+            sessions=len(self._sessions),
             is_recurrent=info.is_recurrent,
         )
+
+    async def close(self) -> None:
+        """End all sessions."""
+        await self._sessions.close()
 
 
 class _Verified:
@@ -110,14 +116,13 @@ class _Verified:
         await self.model.end()
 
 
-class TargetWorker(_Worker):
+class TargetWorker(_Worker[_Verified]):
     """Verifies drafts with one model."""
 
     service = "TargetService"
 
     def __init__(self, model: WorkerModel, limits: SessionLimits) -> None:
-        super().__init__(model)
-        self._sessions: WorkerSessions[_Verified] = WorkerSessions(limits)
+        super().__init__(model, limits)
         self.handlers: dict[str, Handler] = {
             "VerifyDrafts": self.verify_drafts,
             "EndSession": self.end_session,
@@ -166,14 +171,6 @@ class TargetWorker(_Worker):
         """Free a session, if it is there."""
         self._sessions.end(request.session_id)
         return pb.EndSessionResponse()
-
-    async def ping(self, request: pb.PingRequest) -> pb.PingResponse:
-        """Say what this worker has."""
-        return self._make_ping(len(self._sessions))
-
-    async def close(self) -> None:
-        """End all sessions."""
-        await self._sessions.close()
 
 
 def _follow(
@@ -242,14 +239,13 @@ class _Drafted:
         return self.root
 
 
-class DraftWorker(_Worker):
+class DraftWorker(_Worker[_Drafted]):
     """Drafts with one model; what it learns of its drafts serves all sessions."""
 
     service = "DraftService"
 
     def __init__(self, model: WorkerModel, limits: SessionLimits) -> None:
-        super().__init__(model)
-        self._sessions: WorkerSessions[_Drafted] = WorkerSessions(limits)
+        super().__init__(model, limits)
         self._rates = ModelRates()
         self.handlers: dict[str, Handler] = {
             "GenerateDrafts": self.generate_drafts,
@@ -315,14 +311,6 @@ class DraftWorker(_Worker):
                 logits = await session.model.compute(step)
             session.source.finish(root, logits)
             took_s = time.monotonic() - began
-
-    async def ping(self, request: pb.PingRequest) -> pb.PingResponse:
-        """Say what this worker has."""
-        return self._make_ping(len(self._sessions))
-
-    async def close(self) -> None:
-        """End all sessions."""
-        await self._sessions.close()
 
 
 def _collect(place: TreeNode, most: int, context: int) -> pb.TokenTree:

@@ -50,9 +50,9 @@ from splitup.graph.noise import add_noise
 from splitup.graph.rules import load_graph
 from splitup.graph.step_groups import StepGroup, Tensors
 from splitup.messages.completions import EMPTY_DIGEST
-from splitup.sandbox.confinement import confine
+from splitup.sandbox.confinement import serve_confined
 from splitup.sandbox.fork import run_in_fork
-from splitup.sandbox.serving import Answer, serve
+from splitup.sandbox.serving import Answer
 
 if TYPE_CHECKING:
     from splitup.backend import runtime
@@ -268,8 +268,7 @@ def main() -> None:
     from splitup.backend.compiler import compile_process as compile_process
     from splitup.graph import noise as noise
 
-    confine(os.environ.get("DEV", ""), forks=True)
-    serve(answer)
+    serve_confined(answer, os.environ.get("DEV", ""), forks=True)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from splitup.core import tuning
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidModel, TooSlow, Unavailable
 from splitup.sandbox.child import ChildDied, ChildFailed
-from splitup.sandbox.confinement import confine
-from splitup.sandbox.serving import Answer, serve
+from splitup.sandbox.confinement import serve_confined
+from splitup.sandbox.serving import Answer
 from splitup.sandbox.warm_child import WarmChild
 
 if TYPE_CHECKING:
@@ -125,8 +125,7 @@ def main() -> None:
         compile_process as compile_process,  # opens what tells its memory
     )
 
-    confine(os.environ.get("DEV", ""), forks=True)
-    serve(answer)
+    serve_confined(answer, os.environ.get("DEV", ""), forks=True)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ from splitup.graph.ir import (
 )
 from splitup.graph.rules import check_graph
 from splitup.sandbox.child import Child
-from splitup.sandbox.confinement import confine
-from splitup.sandbox.serving import Answer, serve
+from splitup.sandbox.confinement import serve_confined
+from splitup.sandbox.serving import Answer
 
 _MODULE: Final = "splitup.backend.devices.device_check"  # __name__ is another in the child
 _TIMEOUT_S: Final = 120.0  # a driver's compiler takes seconds
@@ -174,8 +174,7 @@ def _answer(question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answe
 
 def main() -> None:
     """Answer ``run_apart``."""
-    confine(os.environ.get("DEV", ""))
-    serve(_answer)
+    serve_confined(_answer, os.environ.get("DEV", ""))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ data says, RGB, resized with a bilinear filter, from -1 to 1.
 from __future__ import annotations
 
 import re
-import resource
 import sys
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -23,8 +22,8 @@ from splitup.core.errors import InvalidInput
 from splitup.core.extras import require
 from splitup.core.places import FairLock
 from splitup.sandbox.child import Child, ChildDied, ChildFailed
-from splitup.sandbox.confinement import confine
-from splitup.sandbox.serving import Answer, serve
+from splitup.sandbox.confinement import serve_confined
+from splitup.sandbox.serving import Answer
 
 _MODULE: Final = "splitup.client.images.image_reader"
 _FORMATS: Final = ("JPEG", "PNG", "WEBP")
@@ -121,10 +120,7 @@ def main() -> None:
     from PIL import Image
 
     Image.init()  # the formats' own modules
-    confine()
-    bound = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
-    serve(_answer)
+    serve_confined(_answer, memory_bytes=int(sys.argv[1]))
 
 
 if __name__ == "__main__":

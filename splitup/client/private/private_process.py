@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
-from splitup.sandbox.confinement import confine
-from splitup.sandbox.serving import Answer, serve
+from splitup.sandbox.confinement import serve_confined
+from splitup.sandbox.serving import Answer
 
 if TYPE_CHECKING:
     from splitup.backend.runtime import State, TaskProgram
@@ -63,8 +63,7 @@ class Tasks:
 
 
 def main() -> None:
-    confine(os.environ.get("DEV", ""), forks=True)
-    serve(Tasks().answer)
+    serve_confined(Tasks().answer, os.environ.get("DEV", ""), forks=True)
 
 
 if __name__ == "__main__":

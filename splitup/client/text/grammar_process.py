@@ -12,15 +12,14 @@ longer has the text.
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput
-from splitup.sandbox.confinement import confine
-from splitup.sandbox.serving import Answer, serve
+from splitup.sandbox.confinement import serve_confined
+from splitup.sandbox.serving import Answer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -97,10 +96,7 @@ def _keep(entries: dict[Any, LLMatcher], key: object, entry: LLMatcher, most: in
 
 
 def main() -> None:
-    confine()
-    bound = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
-    serve(_Library().answer)
+    serve_confined(_Library().answer, memory_bytes=int(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ Tokens are uint32, little-endian. ``splitup.client.text.tokenizer`` starts it.
 from __future__ import annotations
 
 import json
-import resource
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput
-from splitup.sandbox.confinement import confine
+from splitup.sandbox.confinement import serve_confined
 from splitup.sandbox.memory import limit_growth
-from splitup.sandbox.serving import Answer, serve
+from splitup.sandbox.serving import Answer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -127,10 +126,7 @@ class _Library:
 
 
 def main() -> None:
-    confine()
-    bound = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
-    serve(_Library().answer)
+    serve_confined(_Library().answer, memory_bytes=int(sys.argv[1]))
 
 
 if __name__ == "__main__":

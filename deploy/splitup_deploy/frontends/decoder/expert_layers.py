@@ -33,6 +33,7 @@ from splitup_deploy.frontends.decoder.step_function import (
 )
 from splitup_deploy.frontends.weight_sources import WeightSource
 
+PROJECTIONS: Final = ("gate_proj", "up_proj", "down_proj")
 # The sum by which a row's scores are divided is at least this, because sigmoids may all be zero. It
 # is the smallest normal float16, as in llama.cpp.
 MIN_SCORES: Final = 2.0**-14
@@ -94,9 +95,9 @@ class Experts:
     count: int
     active: int
     intermediate: int
-    prefix: str
-    names: tuple[str, ...]
     router: Router
+    prefix: str = "mlp"
+    names: tuple[str, ...] = PROJECTIONS
     dense_layers: frozenset[int] = frozenset()
     shared: Shared | None = None
     biased: bool = False

@@ -74,8 +74,6 @@ def read_gemma4(fields: Fields, context: int | None) -> DecoderConfig:
         count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("top_k_experts"),
         intermediate=fields.get_integer("moe_intermediate_size"),
-        prefix="mlp",
-        names=("gate_proj", "up_proj", "down_proj"),
         router=Router(renormalised=True, name="router.proj", scaled=True),
         beside_dense=True,
     )

@@ -44,7 +44,6 @@ def read_gpt_oss(fields: Fields, context: int | None) -> MoeConfig:
         count=fields.get_integer("num_local_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=config.intermediate,
-        prefix="mlp",
         names=("gate_up_proj", "down_proj"),
         router=Router(renormalised=True, name="router", linear_bias=True),
         biased=True,

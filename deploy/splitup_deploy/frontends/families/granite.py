@@ -22,7 +22,7 @@ from splitup_deploy.frontends.families.dense import (
     read_llama,
     read_shape,
 )
-from splitup_deploy.frontends.families.mixture_of_experts import PROJECTIONS, add_experts
+from splitup_deploy.frontends.families.mixture_of_experts import add_experts
 
 OWN_NAMES: Final = {
     ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
@@ -166,7 +166,6 @@ def _read_experts(fields: Fields, inner: int, shared: Shared | None) -> Experts:
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=inner,
         prefix="block_sparse_moe",
-        names=PROJECTIONS,
         router=Router(renormalised=True, name="router"),
         shared=shared,
     )

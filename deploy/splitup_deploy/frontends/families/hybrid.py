@@ -17,7 +17,6 @@ from splitup_deploy.frontends.decoder.expert_layers import Experts, Router, Shar
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import read_activation, read_shape
 from splitup_deploy.frontends.families.mixture_of_experts import (
-    PROJECTIONS,
     add_experts,
     read_experts,
     read_latent,
@@ -68,8 +67,6 @@ def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
         count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=config.intermediate,
-        prefix="mlp",
-        names=PROJECTIONS,
         router=Router(renormalised=True),
         shared=Shared(shared, "mlp.shared_expert", gated=True),
     )
@@ -90,8 +87,6 @@ def read_qwen3_next(fields: Fields, context: int | None) -> DecoderConfig:
         count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=fields.get_integer("moe_intermediate_size"),
-        prefix="mlp",
-        names=PROJECTIONS,
         router=router,
         dense_layers=read_sparse_step(fields, config.layers),
         shared=Shared(shared, "mlp.shared_expert", gated=True),

@@ -14,7 +14,7 @@ from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Growt
 from splitup_deploy.frontends.decoder.expert_layers import Experts, MoeConfig, Router, Shared
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import add_rope, read_shape, read_unturned
-from splitup_deploy.frontends.families.mixture_of_experts import PROJECTIONS, add_experts
+from splitup_deploy.frontends.families.mixture_of_experts import add_experts
 
 OWN_NAMES: Final = {".feed_forward.": ".mlp."}
 
@@ -40,8 +40,6 @@ def read_llama4(fields: Fields, context: int | None) -> MoeConfig:
         count=fields.get_integer("num_local_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok", 1),
         intermediate=config.intermediate,
-        prefix="mlp",
-        names=PROJECTIONS,
         router=Router(scoring="sigmoid", name="router"),
         dense_layers=_read_dense_layers(fields, config.layers),
         shared=Shared(config.intermediate, "mlp.shared_expert"),

@@ -52,7 +52,6 @@ _MINIMAX_FIXED: Final = {
     "use_qk_norm": True,
     "use_routing_bias": True,
 }
-PROJECTIONS: Final = ("gate_proj", "up_proj", "down_proj")
 
 
 def read_mixtral(fields: Fields, context: int | None) -> MoeConfig:
@@ -81,8 +80,6 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> MoeConfig:
         count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=fields.get_integer("moe_intermediate_size"),
-        prefix="mlp",
-        names=PROJECTIONS,
         router=Router(renormalised=fields.get_flag("norm_topk_prob", False)),
         dense_layers=read_sparse_step(fields, config.layers),
     )
@@ -100,8 +97,6 @@ def read_olmoe(fields: Fields, context: int | None) -> MoeConfig:
         count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=config.intermediate,
-        prefix="mlp",
-        names=PROJECTIONS,
         router=Router(renormalised=fields.get_flag("norm_topk_prob", False)),
     )
     return add_experts(fields, config, experts)
@@ -328,8 +323,6 @@ def read_experts(
         count=fields.get_integer("n_routed_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=inner,
-        prefix="mlp",
-        names=PROJECTIONS,
         router=router,
         dense_layers=_read_dense_layers(fields, layers, is_listed),
         shared=shared,

@@ -143,7 +143,6 @@ def _add_experts(fields: Fields, config: DecoderConfig, dense: frozenset[int]) -
         count=fields.get_integer("n_routed_experts", most=tuning.MAX_EXPERTS),
         active=fields.get_integer("num_experts_per_tok"),
         intermediate=fields.get_integer("moe_intermediate_size"),
-        prefix="mlp",
         names=("up_proj", "down_proj"),
         router=read_sigmoid_router(fields, grouped=False),
         dense_layers=dense,

@@ -17,7 +17,6 @@ from splitup_deploy.frontends.decoder import expert_layers
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.families.architectures import ARCHITECTURES
 from splitup_deploy.frontends.families.config_fields import Fields
-from splitup_deploy.frontends.families.mixture_of_experts import PROJECTIONS
 from splitup_deploy.frontends.gguf import gemma4_config, nemotron_config
 from splitup_deploy.frontends.gguf.family_table import (
     DEEPSEEK_V2,
@@ -37,7 +36,9 @@ from splitup_deploy.frontends.gguf.family_table import (
 )
 from splitup_deploy.frontends.gguf.header import GgufFile
 from splitup_deploy.frontends.gguf.hybrid_config import (
+    SIGMOID,
     complete_recurrent,
+    expect_sigmoid,
     find_attention,
     read_granite_hybrid,
     read_kimi,
@@ -82,7 +83,7 @@ MAX_RADIANS: Final = 16  # models' largest is 1; the series for sines is slow fa
 ROPE_FACTORS: Final = "rope_freqs.weight"  # Llama 3.1's scaling
 LONG_FACTORS: Final = ("rope_factors_short.weight", "rope_factors_long.weight")  # Phi-3's
 _MAVERICK: Final = 128  # experts of the Llama 4 whose queries and keys are not normalised
-_SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers
+_SOFTMAX = 1  # llama.cpp's number
 _BIAS: Final = "exp_probs_b"
 _SPLIT: Final = "attn_k_b.weight"
 _PATTERN: Final = "attention.sliding_window_pattern"
@@ -150,7 +151,7 @@ def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConf
             "its rope.freq_base or factors are wrong"
         )
     if isinstance(config, expert_layers.MoeConfig) and config.sinks and config.experts:  # gpt-oss
-        config = replace(config, experts=replace(config.experts, names=PROJECTIONS))
+        config = replace(config, experts=replace(config.experts, names=expert_layers.PROJECTIONS))
     if config.latent is not None:
         return complete_recurrent(file, _complete_latent(file, config, frequencies))
     block = find_attention(file)
@@ -212,7 +213,7 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
         table |= read_kimi(file, keys)
         keys = {**keys, "attention.head_count_kv": 1}
     if "attention.indexer.top_k" in kind.fields:
-        _expect_sigmoid(file, keys)
+        expect_sigmoid(file, keys)
     if kind.architecture == "GlmMoeDsaForCausalLM":
         table["indexer_types"] = _read_indexer_types(keys, table["num_hidden_layers"])
     if _KV_RANK in keys:
@@ -242,7 +243,7 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
     if kind.architecture == "Glm4MoeForCausalLM":
         table |= _read_glm4(file, keys, size)
     if kind.architecture == "MiniMaxM2ForCausalLM":
-        _expect_sigmoid(file, keys)
+        expect_sigmoid(file, keys)
         table["rotary_dim"] = keys.get("rope.dimension_count")
     if kind.architecture == "Olmo3ForCausalLM" and _PATTERN in keys:
         pattern = gemma4_config.read_pattern(file, keys, table["num_hidden_layers"])
@@ -311,10 +312,10 @@ def _read_gating(file: GgufFile, keys: dict[str, Any]) -> int:
     kind = keys.get("expert_gating_func", 0)
     if kind == 0 and not any(_BIAS in name for name in file.tensors):
         return _SOFTMAX
-    if kind not in (_SOFTMAX, _SIGMOID):
+    if kind not in (_SOFTMAX, SIGMOID):
         raise InvalidModel(
             f"'{file.path}' has expert_gating_func = {kind!r:.40}; supported: {_SOFTMAX} for "
-            f"softmax and {_SIGMOID} for sigmoid"
+            f"softmax and {SIGMOID} for sigmoid"
         )
     if kind == _SOFTMAX and keys.get("expert_group_count", 0) not in (0, 1):
         raise InvalidModel(
@@ -356,20 +357,11 @@ def _read_glm4(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any
     turned = keys.get("rope.dimension_count")
     if type(turned) is not int or not 0 < turned <= size:
         raise InvalidModel(f"'{file.path}' turns {turned!r:.40} of a head's {size} elements")
-    _expect_sigmoid(file, keys)
+    expect_sigmoid(file, keys)
     return {
         "partial_rotary_factor": turned / size,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
     }
-
-
-def _expect_sigmoid(file: GgufFile, keys: dict[str, Any]) -> None:
-    """Raise InvalidModel for a router with another function."""
-    if keys.get("expert_gating_func", 0) not in (0, _SIGMOID):  # 0: not said
-        raise InvalidModel(
-            f"'{file.path}' has expert_gating_func = {keys['expert_gating_func']!r:.40}; "
-            f"supported: {_SIGMOID}, sigmoid"
-        )
 
 
 def _read_phi3(file: GgufFile, keys: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:

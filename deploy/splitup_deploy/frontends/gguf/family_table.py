@@ -134,17 +134,6 @@ FAMILIES: Final = {
         checked=QWEN_CHECKED,
         names={"ffn_norm": "post_attention_norm"},
     ),
-    "qwen3next": Family(
-        "Qwen3NextForCausalLM",
-        {
-            **QWEN_FIELDS,
-            **_EXPERT_FIELDS,
-            "expert_feed_forward_length": "moe_intermediate_size",
-            SHARED_FEED_FORWARD: "shared_expert_intermediate_size",
-        },
-        checked=QWEN_CHECKED,
-        names={"ffn_norm": "post_attention_norm"},
-    ),
     "kimi-linear": Family(
         "KimiLinearForCausalLM",
         _SHARED_EXPERT_FIELDS,
@@ -266,6 +255,7 @@ for _name, _architecture in (
         fields={**_SHARED_EXPERT_FIELDS, **_INDEXER_FIELDS},
         checked=(*_LATENT_CHECKED, INDEXER_TYPES) if _name == "glm-dsa" else _LATENT_CHECKED,
     )
+FAMILIES["qwen3next"] = replace(FAMILIES["qwen35moe"], architecture="Qwen3NextForCausalLM")
 for _name in ("nemotron_h", "nemotron_h_moe"):
     FAMILIES[_name] = Family(
         "NemotronHForCausalLM", nemotron_config.FIELDS, checked=nemotron_config.CHECKED

@@ -30,7 +30,7 @@ GRANITE_FIELDS: Final = {
     "ssm.state_size": "mamba_d_state",
     "ssm.time_step_rank": "mamba_n_heads",
 }
-_SIGMOID: Final = 2  # llama.cpp's number
+SIGMOID: Final = 2  # llama.cpp's number of a router's function
 
 
 def find_attention(file: GgufFile) -> str:
@@ -51,6 +51,15 @@ def read_qwen(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any]
     return {"linear_value_head_dim": inner // heads, "partial_rotary_factor": turned / size}
 
 
+def expect_sigmoid(file: GgufFile, keys: dict[str, Any]) -> None:
+    """Raise InvalidModel for a router with another function."""
+    if keys.get("expert_gating_func", 0) not in (0, SIGMOID):  # 0: not said
+        raise InvalidModel(
+            f"'{file.path}' has expert_gating_func = {keys['expert_gating_func']!r:.40}; "
+            f"supported: {SIGMOID}, sigmoid"
+        )
+
+
 def read_kimi(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
     """Return Kimi Linear's own fields; a layer without key and value heads is recurrent."""
     counts = keys.get("attention.head_count_kv")
@@ -59,11 +68,7 @@ def read_kimi(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
             f"'{file.path}' has attention.head_count_kv = {counts!r:.40}; a list of 0 and 1 is "
             "wanted, one per block"
         )
-    if keys.get("expert_gating_func", 0) not in (0, _SIGMOID):  # 0: not said
-        raise InvalidModel(
-            f"'{file.path}' has expert_gating_func = {keys['expert_gating_func']!r:.40}; "
-            f"supported: {_SIGMOID}, sigmoid"
-        )
+    expect_sigmoid(file, keys)
     layers: dict[int, list[int]] = {0: [], 1: []}
     for number, count in enumerate(counts, 1):
         layers[int(count)].append(number)

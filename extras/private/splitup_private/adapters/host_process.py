@@ -11,15 +11,14 @@ argument. ``splitup_private.adapters.host`` starts it.
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from splitup.core.errors import PeerFault
 from splitup.core.limits import MIB
-from splitup.sandbox.confinement import confine
-from splitup.sandbox.serving import Answer, serve
+from splitup.sandbox.confinement import serve_confined
+from splitup.sandbox.serving import Answer
 
 if TYPE_CHECKING:
     from splitup_private.adapters.ckks import Evaluation
@@ -68,9 +67,7 @@ class Applying:
 
 
 def main() -> None:
-    confine()
-    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
-    serve(Applying(int(sys.argv[1])).answer)
+    serve_confined(Applying(int(sys.argv[1])).answer, memory_bytes=_MAX_MEMORY_BYTES)
 
 
 if __name__ == "__main__":
