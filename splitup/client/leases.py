@@ -19,6 +19,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 from splitup.client.execution.session import Session
@@ -29,6 +30,7 @@ from splitup.core import limits, tuning
 from splitup.core.background import BackgroundTasks
 from splitup.core.errors import (
     ChainRejected,
+    ExecutionFailed,
     InvalidInput,
     SplitUpError,
     Throttled,
@@ -51,7 +53,13 @@ class Sessions(Protocol):
     """What opens the executions of a pool: a network, or a view of one."""
 
     def session(
-        self, model: str, *, steps: int, deadline_s: float, verify: str | None
+        self,
+        model: str,
+        *,
+        steps: int,
+        deadline_s: float,
+        verify: str | None,
+        on_failure: Callable[[ExecutionFailed], None],
     ) -> AbstractAsyncContextManager[Session]:
         """Open an execution; see ``Network.session``."""
 
@@ -617,19 +625,11 @@ class LeasePool:
                     steps=steps,
                     deadline_s=self._options.seconds,
                     verify=self._options.verify,
+                    on_failure=partial(self._note_failure, opening),
                 )
             )
         except SplitUpError as error:
-            _log.warning("no lease of model %s: %s", self._model, error)
-            told = error
-            if isinstance(error, InvalidInput | ChainRejected):  # what clients cannot change
-                told = Unavailable(f"{self._model} cannot be run now; the server's log says why")
-            self._openings.discard(opening)
-            self._failure = _now(), told
-            self._retry_at = _now() + RETRY_S
-            if self._waiting:
-                self._waiting.popleft().lease.set_exception(told)
-            self._adjust()
+            self._note_failure(opening, error)
             return
         except BaseException:
             self._openings.discard(opening)
@@ -642,6 +642,24 @@ class LeasePool:
         contents = make_cache_contents(session.manifest)
         lend_until, use_until = (now + self._options.seconds * part for part in (0.5, 0.75))
         self._idle.append(Lease(session, contents, stack, lend_until, use_until, now))
+        self._adjust()
+
+    def _note_failure(self, opening: _Opening, error: SplitUpError) -> None:
+        """Tell who waits that a lease does not open; its refund may be minutes away."""
+        _log.warning("no lease of model %s: %s", self._model, error)
+        if opening not in self._openings:
+            return
+        self._openings.remove(opening)
+        if opening.task is not None:
+            self._refunds.add(opening.task)
+            opening.task.add_done_callback(self._refunds.discard)
+        told = error
+        if isinstance(error, InvalidInput | ChainRejected | ExecutionFailed):
+            told = Unavailable(f"{self._model} cannot be run now; the server's log says why")
+        self._failure = _now(), told
+        self._retry_at = _now() + RETRY_S
+        if self._waiting:
+            self._waiting.popleft().lease.set_exception(told)
         self._adjust()
 
     def _retire(self, lease: Lease) -> None:
