@@ -200,6 +200,7 @@ class LeasePool:
         self._count = itertools.count(1)
         self._pace = HoldTimes(options.most)
         self._looking: asyncio.Task[None] | None = None
+        self._asked_at = 0.0  # when somebody was last refused because nodes hold no model
         self._progress_at = 0.0  # when a node was last seen to load
 
     @property
@@ -292,6 +293,7 @@ class LeasePool:
         if self._failure is not None and not self._idle and not self._lent:
             failed_at, error = self._failure
             if _now() < failed_at + RETRY_S:
+                self._asked_at = _now()
                 raise error
 
     def _estimate(self, place: int, principal: str) -> tuple[float, float]:
@@ -464,14 +466,22 @@ class LeasePool:
         """Whether somebody waits and nothing serves anybody."""
         return self._is_open and bool(self._waiting) and not self._lent
 
+    @property
+    def _is_refusing(self) -> bool:
+        """Whether nothing serves, and somebody has asked lately."""
+        is_idle = not self._idle and not self._lent
+        return self._is_open and is_idle and _now() < self._asked_at + tuning.HOLDERS_QUIET_S
+
     async def _look(self) -> None:
         """Ask members how it stands as long as nothing serves; refuse all when nobody can.
 
-        They are asked twice: one that was just started has not heard of all nodes yet.
+        They are asked twice: one that was just started has not heard of all nodes yet. What they
+        say is kept up to date for a while after the last refusal, so that a stream is refused
+        before it begins.
         """
         hopeless = 0
         try:
-            while self._is_stuck:
+            while self._is_stuck or (hopeless > 1 and self._is_refusing):
                 try:
                     found = await self._net.look(self._model)
                 except SplitUpError:
@@ -479,10 +489,10 @@ class LeasePool:
                 if found is not None and found.loading:
                     self._progress_at = _now()
                 hopeless = 0 if found is None or found.loading else hopeless + 1
-                if hopeless > 1 and found is not None and self._is_stuck:
-                    _log.warning("%s", describe_holders(found, f" of {self._model}"))
+                if hopeless > 1 and found is not None:
+                    if hopeless == 2:
+                        _log.warning("%s", describe_holders(found, f" of {self._model}"))
                     self._refuse_all()
-                    return
                 await asyncio.sleep(tuning.HOLDERS_POLL_S)
         finally:
             self._looking = None
@@ -493,6 +503,8 @@ class LeasePool:
             "seconds"
         )
         self._failure = _now(), error
+        if self._waiting:
+            self._asked_at = _now()
         for waiter in self._waiting:
             if not waiter.lease.done():  # else its client has just left
                 waiter.lease.set_exception(error)

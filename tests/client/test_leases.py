@@ -398,6 +398,8 @@ async def test_a_model_that_no_node_holds_or_loads_is_refused_at_once(
         assert "loading 3 of 12 tasks of model: no node is live" in caplog.text
         with pytest.raises(Unavailable, match="none is loading it"):
             pool.check(ANN)
+        refused_at, _ = pool._failure
+        await settle(lambda: pool._failure[0] > refused_at)  # for streams, which begin at once
         sessions.seen = None
         sessions.gate.set()
         await use(pool)
