@@ -19,6 +19,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 from splitup.client.execution.session import Session
@@ -29,6 +30,7 @@ from splitup.core import limits, tuning
 from splitup.core.background import BackgroundTasks
 from splitup.core.errors import (
     ChainRejected,
+    ExecutionFailed,
     InvalidInput,
     SplitUpError,
     Throttled,
@@ -51,7 +53,13 @@ class Sessions(Protocol):
     """What opens the executions of a pool: a network, or a view of one."""
 
     def session(
-        self, model: str, *, steps: int, deadline_s: float, verify: str | None
+        self,
+        model: str,
+        *,
+        steps: int,
+        deadline_s: float,
+        verify: str | None,
+        on_failure: Callable[[ExecutionFailed], None],
     ) -> AbstractAsyncContextManager[Session]:
         """Open an execution; see ``Network.session``."""
 
@@ -192,6 +200,7 @@ class LeasePool:
         self._count = itertools.count(1)
         self._pace = HoldTimes(options.most)
         self._looking: asyncio.Task[None] | None = None
+        self._asked_at = 0.0  # when somebody was last refused because nodes hold no model
         self._progress_at = 0.0  # when a node was last seen to load
 
     @property
@@ -284,6 +293,7 @@ class LeasePool:
         if self._failure is not None and not self._idle and not self._lent:
             failed_at, error = self._failure
             if _now() < failed_at + RETRY_S:
+                self._asked_at = _now()
                 raise error
 
     def _estimate(self, place: int, principal: str) -> tuple[float, float]:
@@ -456,14 +466,22 @@ class LeasePool:
         """Whether somebody waits and nothing serves anybody."""
         return self._is_open and bool(self._waiting) and not self._lent
 
+    @property
+    def _is_refusing(self) -> bool:
+        """Whether nothing serves, and somebody has asked lately."""
+        is_idle = not self._idle and not self._lent
+        return self._is_open and is_idle and _now() < self._asked_at + tuning.HOLDERS_QUIET_S
+
     async def _look(self) -> None:
         """Ask members how it stands as long as nothing serves; refuse all when nobody can.
 
-        They are asked twice: one that was just started has not heard of all nodes yet.
+        They are asked twice: one that was just started has not heard of all nodes yet. What they
+        say is kept up to date for a while after the last refusal, so that a stream is refused
+        before it begins.
         """
         hopeless = 0
         try:
-            while self._is_stuck:
+            while self._is_stuck or (hopeless > 1 and self._is_refusing):
                 try:
                     found = await self._net.look(self._model)
                 except SplitUpError:
@@ -471,10 +489,10 @@ class LeasePool:
                 if found is not None and found.loading:
                     self._progress_at = _now()
                 hopeless = 0 if found is None or found.loading else hopeless + 1
-                if hopeless > 1 and found is not None and self._is_stuck:
-                    _log.warning("%s", describe_holders(found, f" of {self._model}"))
+                if hopeless > 1 and found is not None:
+                    if hopeless == 2:
+                        _log.warning("%s", describe_holders(found, f" of {self._model}"))
                     self._refuse_all()
-                    return
                 await asyncio.sleep(tuning.HOLDERS_POLL_S)
         finally:
             self._looking = None
@@ -485,6 +503,8 @@ class LeasePool:
             "seconds"
         )
         self._failure = _now(), error
+        if self._waiting:
+            self._asked_at = _now()
         for waiter in self._waiting:
             if not waiter.lease.done():  # else its client has just left
                 waiter.lease.set_exception(error)
@@ -617,19 +637,11 @@ class LeasePool:
                     steps=steps,
                     deadline_s=self._options.seconds,
                     verify=self._options.verify,
+                    on_failure=partial(self._note_failure, opening),
                 )
             )
         except SplitUpError as error:
-            _log.warning("no lease of model %s: %s", self._model, error)
-            told = error
-            if isinstance(error, InvalidInput | ChainRejected):  # what clients cannot change
-                told = Unavailable(f"{self._model} cannot be run now; the server's log says why")
-            self._openings.discard(opening)
-            self._failure = _now(), told
-            self._retry_at = _now() + RETRY_S
-            if self._waiting:
-                self._waiting.popleft().lease.set_exception(told)
-            self._adjust()
+            self._note_failure(opening, error)
             return
         except BaseException:
             self._openings.discard(opening)
@@ -642,6 +654,24 @@ class LeasePool:
         contents = make_cache_contents(session.manifest)
         lend_until, use_until = (now + self._options.seconds * part for part in (0.5, 0.75))
         self._idle.append(Lease(session, contents, stack, lend_until, use_until, now))
+        self._adjust()
+
+    def _note_failure(self, opening: _Opening, error: SplitUpError) -> None:
+        """Tell who waits that a lease does not open; its refund may be minutes away."""
+        _log.warning("no lease of model %s: %s", self._model, error)
+        if opening not in self._openings:
+            return
+        self._openings.remove(opening)
+        if opening.task is not None:
+            self._refunds.add(opening.task)
+            opening.task.add_done_callback(self._refunds.discard)
+        told = error
+        if isinstance(error, InvalidInput | ChainRejected | ExecutionFailed):
+            told = Unavailable(f"{self._model} cannot be run now; the server's log says why")
+        self._failure = _now(), told
+        self._retry_at = _now() + RETRY_S
+        if self._waiting:
+            self._waiting.popleft().lease.set_exception(told)
         self._adjust()
 
     def _retire(self, lease: Lease) -> None:

@@ -292,6 +292,7 @@ class Network(Closing):
         inputs_digest: str | None = None,
         nodes_only: bool = False,
         adapter: AdapterChoice | None = None,
+        on_failure: Callable[[ExecutionFailed], None] | None = None,
     ) -> AsyncIterator[Session]:
         """Open an execution of up to ``steps`` steps; leaving the block ends it and pays its steps.
 
@@ -302,7 +303,8 @@ class Network(Closing):
         ``nodes_only``: the client's tasks of a private model run elsewhere, and a step's inputs and
         outputs are those of the nodes. ``adapter`` changes the final hidden states of a private
         model, encrypted at its host. When it fails, leaving the block waits for the refund and
-        raises ExecutionFailed. When the block raises or is cancelled, the steps submitted so far
+        raises ExecutionFailed; so does entering it when there is no plan, and ``on_failure`` is
+        called before that wait. When the block raises or is cancelled, the steps submitted so far
         are paid. Nodes stop what has not ended 7 s before the deadline, and are paid for the steps
         that they computed.
         """
@@ -318,6 +320,7 @@ class Network(Closing):
             inputs_digest=inputs_digest,
             nodes_only=nodes_only,
             adapter=adapter,
+            on_failure=on_failure,
         )
         session = await self._opener.open(model, terms)
         try:

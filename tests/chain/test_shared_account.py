@@ -109,7 +109,10 @@ async def test_without_a_node_for_the_model_the_failure_says_so(
     async def fetch(*_: Any, **__: Any) -> str:
         raise Unavailable("none of the 4 committee members had a plan")
 
+    told: list[ExecutionFailed] = []
+
     async def give_back(*_: Any, **__: Any) -> int:
+        assert len(told) == 1  # before the refund, which may be minutes away
         return PRICE
 
     async def is_served(*_: Any) -> bool:
@@ -120,7 +123,7 @@ async def test_without_a_node_for_the_model_the_failure_says_so(
     if is_snapshot_there:
         monkeypatch.setattr(MarketAccount, "_is_served", is_served)
     identity = Identity.from_private_key(derive_key(MNEMONIC, 8))
-    order = Order(MODEL, ("0x" + "01" * 32,), 1, PRICE, 60.0, 800, None)
+    order = Order(MODEL, ("0x" + "01" * 32,), 1, PRICE, 60.0, 800, None, told.append)
     async with SignedClient(identity) as http:
         account = MarketAccount(network.client, identity, http, Committees(network.client))
         with pytest.raises(ExecutionFailed) as caught:

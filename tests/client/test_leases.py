@@ -39,6 +39,7 @@ class Sessions:
         self.opened: list[Any] = []
         self.ended: list[Any] = []
         self.errors: list[Exception] = []
+        self.unplanned: list[ExecutionFailed] = []  # whose refunds do not come
         self.gate = asyncio.Event()
         self.gate.set()
         self.seen: ModelHolders | None = None  # by members
@@ -48,8 +49,17 @@ class Sessions:
 
     @asynccontextmanager
     async def session(
-        self, model: str, *, steps: int, deadline_s: float, verify: str | None
+        self,
+        model: str,
+        *,
+        steps: int,
+        deadline_s: float,
+        verify: str | None,
+        on_failure: Callable[[ExecutionFailed], None],
     ) -> AsyncIterator[Any]:
+        if self.unplanned:
+            on_failure(self.unplanned.pop(0))
+            await asyncio.Event().wait()  # for the refund
         await self.gate.wait()
         if self.errors:
             raise self.errors.pop(0)
@@ -332,12 +342,8 @@ async def test_a_server_that_stops_does_not_wait_for_a_refund(
 
     class Stuck(Sessions):
         @asynccontextmanager
-        async def session(
-            self, model: str, *, steps: int, deadline_s: float, verify: str | None
-        ) -> AsyncIterator[Any]:
-            async with super().session(
-                model, steps=steps, deadline_s=deadline_s, verify=verify
-            ) as session:
+        async def session(self, model: str, **terms: Any) -> AsyncIterator[Any]:
+            async with super().session(model, **terms) as session:
                 yield session
                 await asyncio.Event().wait()
 
@@ -366,6 +372,19 @@ async def test_no_request_waits_behind_an_opening_that_hangs(
         hanging.set()
 
 
+async def test_no_request_waits_for_the_refund_of_an_execution_without_a_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leases, "FAILED_CLOSE_S", 0.01)
+    async with make_pool(warm=0) as (pool, sessions):
+        sessions.unplanned = [ExecutionFailed("no live node serves task 0", execution_id="0x")]
+        async with asyncio.timeout(tuning.LEASE_WAIT_S / 2):
+            with pytest.raises(Unavailable, match=r"cannot be run now; the server's log says why$"):
+                await use(pool)
+            await use(pool)  # nodes are back
+            await pool.close()
+
+
 async def test_a_model_that_no_node_holds_or_loads_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -379,6 +398,8 @@ async def test_a_model_that_no_node_holds_or_loads_is_refused_at_once(
         assert "loading 3 of 12 tasks of model: no node is live" in caplog.text
         with pytest.raises(Unavailable, match="none is loading it"):
             pool.check(ANN)
+        refused_at, _ = pool._failure
+        await settle(lambda: pool._failure[0] > refused_at)  # for streams, which begin at once
         sessions.seen = None
         sessions.gate.set()
         await use(pool)

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from splitup.core.errors import ExecutionFailed, InvalidInput, Refused, SplitUpError, Throttled
+from splitup.core.errors import (
+    ChainRejected,
+    ChainUnavailable,
+    ExecutionFailed,
+    InvalidInput,
+    PeerFault,
+    Refused,
+    SplitUpError,
+    StorageUnavailable,
+    Throttled,
+)
+
+_log = logging.getLogger("splitup.serve")
 
 
 class ApiError(SplitUpError):
@@ -40,7 +53,10 @@ class ApiError(SplitUpError):
 
 
 def translate(error: SplitUpError) -> ApiError:
-    """Return an error in OpenAI's form, whose clients repeat 429 and 5xx and nothing else."""
+    """Return an error in OpenAI's form, whose clients repeat 429 and 5xx and nothing else.
+
+    What names endpoints, nodes or this account is logged, and not told to clients.
+    """
     match error:
         case ApiError():
             return error
@@ -52,7 +68,13 @@ def translate(error: SplitUpError) -> ApiError:
         case InvalidInput():
             return ApiError(str(error))
         case ExecutionFailed():
-            return ApiError(str(error), status=502, kind="upstream_error")
+            _log.warning("%s", error)
+            told = "the nodes did not finish the answer"
+            return ApiError(told, status=502, kind="upstream_error")
+        case ChainUnavailable() | StorageUnavailable() | ChainRejected() | PeerFault():
+            _log.warning("%s", error)
+            told = "the network does not answer now; try again in a few seconds"
         case _:
-            wait = {"Retry-After": "5"}
-            return ApiError(str(error), status=503, kind="service_unavailable", headers=wait)
+            told = str(error)
+    wait = {"Retry-After": "5"}
+    return ApiError(told, status=503, kind="service_unavailable", headers=wait)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
@@ -19,7 +21,7 @@ from splitup.client.private.final_states import AdapterChoice, StateAdapter, fin
 from splitup.client.private.private_session import PrivateSession
 from splitup.client.private.private_tasks import ClientPrograms
 from splitup.core import limits, tuning
-from splitup.core.errors import InvalidInput
+from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.crypto.keys import Identity
 from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient
@@ -37,6 +39,7 @@ class SessionTerms:
     inputs_digest: str | None = None
     nodes_only: bool = False
     adapter: AdapterChoice | None = None
+    on_failure: Callable[[ExecutionFailed], None] | None = None
 
 
 class SessionOpener:
@@ -93,6 +96,7 @@ class SessionOpener:
             ),
             verify_bps=quote.verify_bps,
             inputs_digest=terms.inputs_digest,
+            on_failure=partial(self._note_failure, model, terms.on_failure),
         )
         opened = await self._open_adapter(model, terms.adapter)
         try:
@@ -111,6 +115,14 @@ class SessionOpener:
             fetch = self._committees.fetch_current
             await wait_until_held(self._http, fetch, model.name, model.model_id)
             self._held_until[model.model_id] = time.monotonic() + tuning.HOLDERS_AGE_S
+
+    def _note_failure(
+        self, model: Model, told: Callable[[ExecutionFailed], None] | None, error: ExecutionFailed
+    ) -> None:
+        """Ask who holds the model before the next request; tell who asked for this one."""
+        self._held_until.pop(model.model_id, None)
+        if told is not None:
+            told(error)
 
     async def _open_adapter(
         self, model: Model, choice: AdapterChoice | None

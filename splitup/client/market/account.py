@@ -59,6 +59,7 @@ class Order:
     deadline_s: float  # from now
     verify_bps: int  # share of its tasks that are verified, in 1/10,000
     inputs_digest: str | None  # None when the inputs do not exist yet, or have to stay private
+    on_failure: Callable[[ExecutionFailed], None] | None = None  # called before the refund
 
 
 class MarketAccount:
@@ -272,6 +273,8 @@ class MarketAccount:
                 f"execution {wanted.execution_id} was not planned: {cause}",
                 execution_id=wanted.execution_id,
             )
+            if order.on_failure is not None:
+                order.on_failure(failed)
             raise await self.recover(wanted, failed) from None
 
     async def _is_served(self, order: Order) -> bool:

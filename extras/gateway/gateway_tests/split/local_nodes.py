@@ -120,7 +120,14 @@ class LocalNodes:
 
     @asynccontextmanager
     async def session(
-        self, model: str, *, steps: int, deadline_s: float, verify: str | None, nodes_only: bool
+        self,
+        model: str,
+        *,
+        steps: int,
+        deadline_s: float,
+        verify: str | None,
+        nodes_only: bool,
+        on_failure: object,
     ) -> AsyncIterator[LocalSession]:
         assert model == NAME and deadline_s > 0 and nodes_only
         if self.refuses:

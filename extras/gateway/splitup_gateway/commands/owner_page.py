@@ -65,7 +65,7 @@ def make_owner_app(account: Account, config: Path) -> web.Application:
 
     from splitup.core.errors import SplitUpError
     from splitup.net.http import make_app
-    from splitup_gateway.errors import translate
+    from splitup_gateway.errors import ApiError, translate
     from splitup_gateway.page_files import OWNER_PAGE, add_page
 
     lock, asked_s = asyncio.Lock(), -math.inf
@@ -84,7 +84,7 @@ def make_owner_app(account: Account, config: Path) -> web.Application:
         try:
             found: web.StreamResponse = await handler(request)
         except SplitUpError as error:
-            described = translate(error)
+            described = ApiError(str(error), status=translate(error).status)
             return web.json_response(described.describe(), status=described.status)
         return found
 

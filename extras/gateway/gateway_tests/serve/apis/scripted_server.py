@@ -137,7 +137,7 @@ class ScriptedModel:
 
     @asynccontextmanager
     async def session(
-        self, _: str, *, steps: int, deadline_s: float, verify: str | None
+        self, _: str, *, steps: int, deadline_s: float, verify: str | None, on_failure: object
     ) -> AsyncIterator[Any]:
         if self.fails is not None:
             raise self.fails

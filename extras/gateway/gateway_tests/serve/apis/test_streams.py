@@ -19,7 +19,15 @@ from gateway_tests.serve.apis.scripted_server import NAME, PRICE, ScriptedModel,
 from splitup_gateway.api_keys import ApiKeys
 
 from splitup.core import tuning
-from splitup.core.errors import ExecutionFailed, Unavailable
+from splitup.core.errors import (
+    ChainRejected,
+    ChainUnavailable,
+    ExecutionFailed,
+    PeerFault,
+    SplitUpError,
+    StorageUnavailable,
+    Unavailable,
+)
 from tests.builders import HANG_S
 
 USER = {"role": "user", "content": "weather?"}
@@ -163,6 +171,20 @@ async def test_what_cannot_be_served_is_refused_before_the_stream(
             async with http.post(url + path, json=body) as reply:
                 assert reply.status == 503 and "no live node" in await reply.text()
                 assert reply.headers["Retry-After"]
+
+
+@pytest.mark.parametrize("kind", [ChainUnavailable, StorageUnavailable, ChainRejected, PeerFault])
+async def test_clients_are_not_told_what_the_server_depends_on(
+    kind: type[SplitUpError], model: ScriptedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    model.fails = kind("10.1.2.3:8545 does not answer; start your network with: splitup up")
+    async with connect(model) as (url, http):
+        for path, body in BODIES.items():
+            async with http.post(url + path, json=body) as reply:
+                said = await reply.text()
+                assert reply.status == 503 and reply.headers["Retry-After"]
+            assert "10.1.2.3" not in said and "splitup up" not in said
+    assert "10.1.2.3:8545 does not answer" in caplog.text
 
 
 # ---- cut streams ---------------------------------------------------------------------------------
@@ -353,7 +375,8 @@ async def test_a_stream_that_breaks_off_says_so(
                 seen += (await reply.content.readany()).decode()
             model.break_off(ExecutionFailed("a node failed", execution_id="0x"))
             seen += (await reply.read()).decode()
-    assert told in seen and "a node failed" in seen
+    assert told in seen and "the nodes did not finish the answer" in seen
+    assert "a node failed" not in seen  # errors name nodes and money: that is for the log
     assert not any(end in seen for end in ("[DONE]", '"stop"', "end_turn", '"done": true'))
     assert keys.list()[0].spent_micro_usdc == 4 * PRICE, "the last on another lease"
 
@@ -378,14 +401,14 @@ async def test_official_clients_raise_when_a_stream_breaks_off(model: ScriptedMo
         ours = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         theirs = anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0)
         model.free_steps = 1
-        with pytest.raises(openai.APIError, match="a node failed"):
+        with pytest.raises(openai.APIError, match="the nodes did not finish the answer"):
             async for chunk in await ours.chat.completions.create(**STREAMED):
                 if chunk.choices[0].delta.content:
                     model.break_off(ExecutionFailed("a node failed", execution_id="0x"))
         model.say(SAID)
         model.release(1)
         fields: Any = {"model": NAME, "max_tokens": 60, "messages": [USER]}
-        with pytest.raises(anthropic.APIStatusError, match="a node failed"):
+        with pytest.raises(anthropic.APIStatusError, match="the nodes did not finish the answer"):
             async with theirs.messages.stream(**fields, extra_body={"temperature": 0}) as message:
                 async for _ in message.text_stream:
                     model.break_off(ExecutionFailed("a node failed", execution_id="0x"))
