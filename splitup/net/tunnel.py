@@ -93,8 +93,7 @@ class Tunnel:
         except aiohttp.WSServerHandshakeError as error:
             raise Unavailable(f"relay {relay} answered {error.status}") from None
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
-            reason = str(error) or type(error).__name__
-            raise Unavailable(f"relay {relay} cannot be reached: {reason}") from None
+            raise Unavailable(f"relay {relay} cannot be reached: {describe(error)}") from None
 
     async def _prove(self, relay: str, socket: _Socket) -> None:
         """Sign the relay's nonce; raise Unavailable unless it registers the node."""

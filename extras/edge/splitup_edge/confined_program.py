@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from splitup.core import limits, tuning
 from splitup.core.codec import parse_json
-from splitup.core.errors import ConfigurationError, InvalidInput, InvalidModel
+from splitup.core.errors import ConfigurationError, InvalidInput, InvalidModel, describe
 from splitup.sandbox.child import Child, ChildDied, ChildFailed, open_files
 from splitup.sandbox.confinement import confine
 from splitup.sandbox.serving import Answer, serve
@@ -58,11 +58,11 @@ class EdgeTexts:
             except BaseException as error:
                 self.close()
                 if isinstance(error, ChildFailed):
-                    raise InvalidModel(f"{self._name}: {error}") from None
+                    raise InvalidModel(f"{self._name}: {describe(error)}") from None
                 if isinstance(error, ChildDied):
                     raise self._blame(error) from None
                 if isinstance(error, ValueError | InvalidInput):
-                    raise InvalidModel(f"{self._name} gave no model: {error}") from None
+                    raise InvalidModel(f"{self._name} gave no model: {describe(error)}") from None
                 raise
 
     def submit(self, inputs: Arrays) -> asyncio.Future[dict[str, npt.NDArray[Any]]]:

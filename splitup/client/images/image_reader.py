@@ -18,7 +18,7 @@ import numpy as np
 
 from splitup.client.outcome import Array
 from splitup.core import tuning
-from splitup.core.errors import InvalidInput
+from splitup.core.errors import InvalidInput, describe
 from splitup.core.extras import require
 from splitup.core.places import FairLock
 from splitup.sandbox.child import Child, ChildDied, ChildFailed
@@ -105,7 +105,7 @@ def read_pixels(data: bytes | memoryview, height: int, width: int, *, name: str)
         raise InvalidInput(f"{name} is no {', '.join(_FORMATS)} file") from None
     except Exception as error:  # the library raises many kinds for a damaged file
         raise InvalidInput(
-            f"{name} cannot be read: {error!s:.80}; give a whole {', '.join(_FORMATS)} file"
+            f"{name} cannot be read: {describe(error):.80}; give a whole {', '.join(_FORMATS)} file"
         ) from None
     resized = np.asarray(plain.resize((width, height), Image.Resampling.BILINEAR))
     return np.ascontiguousarray(_LEVELS[resized.transpose(2, 0, 1)])

@@ -19,7 +19,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.errors import InvalidInput, InvalidModel, describe
 
 # what a template is given in any case; nothing else may have these names
 OWN_VARIABLES: Final = frozenset(
@@ -73,7 +73,7 @@ def render_chat(
     except MemoryError:
         raise
     except Exception as error:  # the template is a foreign program: it may raise anything
-        raise InvalidInput(f"the model's chat template failed: {error}") from None
+        raise InvalidInput(f"the model's chat template failed: {describe(error)}") from None
 
 
 class _Generation(Extension):

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from splitup.core import tuning
-from splitup.core.errors import InvalidInput
+from splitup.core.errors import InvalidInput, describe
 from splitup.sandbox.confinement import serve_confined
 from splitup.sandbox.serving import Answer
 
@@ -61,7 +61,7 @@ class _Library:
         except InvalidInput:
             raise
         except Exception as error:  # a foreign library's
-            raise InvalidInput(f"it cannot be used: {error}") from None
+            raise InvalidInput(f"it cannot be used: {describe(error)}") from None
 
     def _compile(self, kind: str, grammar: bytes) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits

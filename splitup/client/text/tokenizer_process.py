@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from splitup.core import tuning
-from splitup.core.errors import InvalidInput
+from splitup.core.errors import InvalidInput, describe
 from splitup.sandbox.confinement import serve_confined
 from splitup.sandbox.memory import limit_growth
 from splitup.sandbox.serving import Answer
@@ -122,7 +122,7 @@ class _Library:
         except MemoryError:
             raise InvalidInput("takes too much memory") from None
         except Exception as error:  # the library raises plain Exception, and worse
-            raise InvalidInput(f"cannot be used: {error}") from None
+            raise InvalidInput(f"cannot be used: {describe(error)}") from None
 
 
 def main() -> None:

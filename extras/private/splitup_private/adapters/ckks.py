@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from splitup.core.errors import ConfigurationError, PeerFault
+from splitup.core.errors import ConfigurationError, PeerFault, describe
 from splitup_private.adapters.layout import Complexes, Floats, SlotLayout
 from splitup_private.adapters.messages import CkksParameters
 from splitup_private.adapters.parameters import (
@@ -94,7 +94,7 @@ class Memory:
         try:
             thing.load(context, self._path)
         except Exception as error:  # SEAL throws many kinds of errors
-            raise PeerFault(f"{what}: not valid for these parameters ({error})") from None
+            raise PeerFault(f"{what}: not valid for these parameters ({describe(error)})") from None
         return thing
 
     def close(self) -> None:

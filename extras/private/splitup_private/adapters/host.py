@@ -19,7 +19,7 @@ from typing import Final
 
 from aiohttp import web
 
-from splitup.core.errors import InvalidInput, PeerFault, Refused, Unavailable
+from splitup.core.errors import InvalidInput, PeerFault, Refused, Unavailable, describe
 from splitup.core.places import Places
 from splitup.crypto.keys import Identity
 from splitup.messages.api import PING
@@ -244,7 +244,7 @@ async def _start_child(adapter: Adapter, keys: bytes) -> Child:
     except BaseException as error:
         child.close()
         if isinstance(error, ChildFailed):
-            raise PeerFault(str(error)) from None
+            raise PeerFault(describe(error)) from None
         raise
     return child
 

@@ -26,7 +26,14 @@ from splitup.config import find_cache_directory
 from splitup.core import limits
 from splitup.core.closing import Closing
 from splitup.core.codec import compute_digest
-from splitup.core.errors import InvalidInput, InvalidModel, PeerFault, SplitUpError, Unavailable
+from splitup.core.errors import (
+    InvalidInput,
+    InvalidModel,
+    PeerFault,
+    SplitUpError,
+    Unavailable,
+    describe,
+)
 from splitup.core.tensors import array_to_bytes, bytes_to_array, check_inputs
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
@@ -255,7 +262,8 @@ class ClientSession:
                     steps.append(self._queue.get_nowait())
                 await self._compute(steps)
             except Exception as error:  # tinygrad raises anything
-                self._error = error if isinstance(error, SplitUpError) else SplitUpError(str(error))
+                ours = error if isinstance(error, SplitUpError) else None
+                self._error = ours or SplitUpError(describe(error))
                 for step in steps:
                     if not step.result.done():
                         step.result.set_exception(self._error)
