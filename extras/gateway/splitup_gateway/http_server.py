@@ -24,7 +24,7 @@ from splitup_gateway.metrics import list_readings
 from splitup_gateway.preparing import count_prompt
 from splitup_gateway.price_routes import PriceRoutes
 from splitup_gateway.quotes import Quotes
-from splitup_gateway.replies import Asking, Replies, Reply
+from splitup_gateway.replies import Asking, Replies, Reply, list_fields
 from splitup_gateway.served_models import ServedModels
 from splitup_gateway.split.server import SplitServer
 from splitup_gateway.split.sessions import SessionOptions
@@ -153,7 +153,8 @@ class ApiServer:
         names = await self._list(request)
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
         data = [self._models.describe(name) for name in names]
-        return web.json_response({"object": "list", "data": data, "has_more": False, **ends})
+        listed = {"object": "list", "data": data, "has_more": False, **ends}
+        return web.json_response(listed | {"apis": list_fields()})
 
     async def _list(self, request: web.Request) -> list[str]:
         """Return the models that a request may use."""

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Final
 
 from splitup.client.text.generation import TextModel
 from splitup_gateway.access import Access
@@ -19,6 +20,7 @@ from splitup_gateway.apis.encoding import (
     make_answer,
     prepare_texts,
 )
+from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.apis.message_answers import MessagesForm
 from splitup_gateway.apis.messages import MESSAGES, MessagesRequest
 from splitup_gateway.apis.ollama import GenerateRequest, OllamaChatRequest, OllamaForm
@@ -46,6 +48,21 @@ from splitup_gateway.streaming.kept_streams import RESTARTED
 from splitup_gateway.streaming.stream import Stream
 
 Reply = Callable[["Asking", object], Awaitable[None]]  # to a body, into a stream
+REQUESTS: Final[Mapping[str, type[RequestFields]]] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponseRequest,
+    MESSAGES: MessagesRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/v1/rerank": RerankRequest,
+    "/api/generate": GenerateRequest,
+    "/api/chat": OllamaChatRequest,
+}
+
+
+def list_fields() -> dict[str, list[str]]:
+    """Return the fields that each route takes."""
+    return {path: sorted({*kind.model_fields, *kind.harmless}) for path, kind in REQUESTS.items()}
 
 
 @dataclass(slots=True)
