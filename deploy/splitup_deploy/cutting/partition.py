@@ -379,8 +379,8 @@ class _Search:
         largest = max(range(len(memory)), key=memory.__getitem__)
         if memory[largest] > self.target_bytes:
             raise TargetTooSmall(
-                f"operation {self._name(largest)} alone needs {memory[largest]} bytes of memory; "
-                f"the target is {self.target_bytes}",
+                f"operation {self._name(largest)} alone needs {memory[largest]} bytes of memory "
+                f"unless it is divided; the target is {self.target_bytes}",
                 "for a text model, a smaller --chunk or --context",
             )
 
