@@ -83,6 +83,7 @@ def serve_confined(
 
 def _change_identity_and_files(needs: access.Device | None, *, has_filter: bool) -> list[str]:
     lacks = []
+    os.chdir("/")  # libraries look for files in the current folder, which may be private
     is_root = os.geteuid() == 0
     has_namespaces = identity.leave_namespaces()
     files = access.find_files(needs)

@@ -259,3 +259,20 @@ def test_every_system_call_of_the_list_is_known() -> None:
     pyseccomp = pytest.importorskip("pyseccomp")
     for name in (*system_calls._BASE, *system_calls._PROGRAMS, *system_calls._DRIVERS):
         assert pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name) != -1, name
+
+
+def test_a_confined_process_does_not_stand_in_its_parents_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries look at the current folder, which the process's own user may not enter."""
+    monkeypatch.chdir(tmp_path)
+    code = "import os; from splitup.sandbox.confinement import confine; confine()"
+    code += "; os.stat('.'); print(os.getcwd())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "/\n"), done.stderr

@@ -7,7 +7,8 @@ of results would depend on the driver. Here the library NVRTC makes the card's m
 process that compiles tasks, and the driver only loads it.
 
 NVRTC comes from the package ``nvidia-cuda-nvrtc-cu12`` (``pip install 'splitup[cuda]'``), from
-``$NVRTC_PATH`` or from an installed CUDA toolkit, in this order.
+``$NVRTC_PATH`` or from an installed CUDA toolkit, in this order. What kernels of float16 include
+comes with it: from ``nvidia-cuda-runtime-cu12``, ``$CUDA_PATH`` or the toolkit.
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ _MAX_GRAPHS: Final = 4  # of a state: for one row, a chunk, and a rest of one
 @functools.cache
 def install() -> None:
     """Find NVRTC, and have CUDA's kernels compiled to machine code."""
-    if not os.environ.get("NVRTC_PATH") and (library := _find_package()) is not None:
+    if not os.environ.get("NVRTC_PATH") and (library := _find("cuda_nvrtc", "lib/libnvrtc.so.*")):
         os.environ["NVRTC_PATH"] = str(library)
+        headers = _find("cuda_runtime", "include/cuda_fp16.h")
+        if headers is not None and not os.environ.get("CUDA_PATH"):
+            os.environ["CUDA_PATH"] = str(headers.parents[1])
     with suppress(AttributeError, OSError):  # without NVRTC there is still PTX
         from tinygrad.runtime.support import compiler_cuda
 
@@ -55,12 +59,13 @@ def install() -> None:
         _install_launches()
 
 
-def _find_package() -> Path | None:
+def _find(package: str, pattern: str) -> Path | None:
+    """Return a file of one of NVIDIA's Python packages, None where it is not installed."""
     with suppress(ModuleNotFoundError):
-        found = importlib.util.find_spec("nvidia.cuda_nvrtc")
+        found = importlib.util.find_spec(f"nvidia.{package}")
         for folder in (found and found.submodule_search_locations) or ():
-            for library in sorted(Path(folder).glob("lib/libnvrtc.so.*")):
-                return library
+            for path in sorted(Path(folder).glob(pattern)):
+                return path
     return None
 
 

@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +90,18 @@ async def test_a_device_that_its_driver_takes_away_ends_the_worker_which_says_wh
         await supervisor.close()
 
 
-async def test_a_node_computes_on_with_the_devices_that_are_left(tmp_path: Path) -> None:
-    mark, task = tmp_path / "away", tmp_path / "task.json"
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that the workers' own user may look into; pytest's are private."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+async def test_a_node_computes_on_with_the_devices_that_are_left(
+    tmp_path: Path, public_folder: Path
+) -> None:
+    mark, task = public_folder / "away", tmp_path / "task.json"
     task.write_bytes(make_accumulator(2).to_bytes())
     workers = Workers(
         [
