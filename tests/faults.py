@@ -128,6 +128,9 @@ ROWS: Final = {
     "S47": "a node that may take its stake out before it is judged, as an old snapshot names it",
     "S48": "a member that says different things to others, of which a proposal shows only one",
     "S49": "a member whose statements, proposals or large messages keep all others busy",
+    "S50": "a large tensor that is announced again and again, and each time fetched",
+    "S51": "a producer that stores nothing, for which all its readers would be replaced",
+    "S52": "a log of zeros that becomes a thousand times larger when it is read",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -1114,6 +1114,48 @@ MUTANTS: Final = (
         "test_s38_tensors_of_an_execution_that_gave_way_are_freed_at_once",
     ),
     Mutant(
+        "tensors that are being fetched",
+        f"{_EXECUTION}/task_queue.py",
+        "        self._make_room(execution, nbytes)\n        self._count(execution, nbytes)\n",
+        "",
+        f"{_TESTS}/execution/test_task_queue.py::"
+        "test_s50_tensors_that_are_being_fetched_count_as_those_that_wait",
+    ),
+    Mutant(
+        "one fetch of a tensor",
+        "node/splitup_node/execution/inbox.py",
+        "if (execution.id, name) in self._fetching:",
+        "if False:",
+        "tests/node/execution/test_chunk_transfers.py::"
+        "test_s50_an_input_that_is_announced_again_and_again_is_fetched_once",
+        is_quick=False,
+    ),
+    Mutant(
+        "inputs that are not stored",
+        "node/splitup_node/execution/inbox.py",
+        "except (NotStored, PeerFault) as fault:",
+        "except ZeroDivisionError as fault:",
+        "tests/node/execution/test_takeover.py::"
+        "test_s51_a_tensor_that_is_not_stored_is_no_failure_of_who_reads_it",
+        is_quick=False,
+    ),
+    Mutant(
+        "logs of inputs that are damaged",
+        "node/splitup_node/execution/catch_up.py",
+        "except (NotStored, PeerFault) as fault:",
+        "except ZeroDivisionError as fault:",
+        "tests/node/execution/test_takeover.py::"
+        "test_s51_a_damaged_log_is_no_failure_of_who_reads_it",
+        is_quick=False,
+    ),
+    Mutant(
+        "zeros of a segment",
+        f"{_EXECUTION}/log_segments.py",
+        'self._check(size <= limits.SEGMENT_BYTES, "has too many bytes, or zeros")',
+        "pass",
+        f"{_TESTS}/execution/test_log_segments.py::test_s52_impossible_zeros_are_refused",
+    ),
+    Mutant(
         "times that a node reports",
         "splitup/client/execution/session.py",
         "kept <= self.plan.request.steps * len(self.plan.tasks)",

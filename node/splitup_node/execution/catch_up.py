@@ -8,11 +8,13 @@ needs the state, and it commits to all steps.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from functools import partial
 
 from splitup.core import tuning
-from splitup.core.errors import SplitUpError
+from splitup.core.errors import PeerFault, SplitUpError
+from splitup.net.object_transfer import NotStored
 from splitup.protocol.execution.log_segments import LogEntry, LogReader
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.storage_keys import LogName
@@ -21,6 +23,8 @@ from splitup.storage.log_store import iter_log, read_tensor
 from splitup_node.execution.execution_table import ExecutionTable
 from splitup_node.execution.kept.executions import Execution, Schedule, Spawn
 from splitup_node.execution.kept.parts import Part
+
+_log = logging.getLogger("splitup.node.replay")
 
 
 class Replay:
@@ -65,20 +69,33 @@ class Replay:
             self._schedule()
 
     async def _feed(self, execution: Execution, part: Part, source: PortId) -> None:
-        """Read the log of one port until the queue already has its next step."""
+        """Read the log of one port until the queue already has its next step.
+
+        What is wrong with the log is its author's fault: this task then lacks inputs, as its
+        progress says, and the client finds out who it is.
+        """
         if source[0] in execution.parts:  # produced here: nobody else sends what is not stored yet
             name = LogName(*source, execution.node, 0)
             for entry in execution.record.writer.get_unstored(*source):
                 await self._offer_entry(execution, part, name, entry)
+        broken = ""
         while self._is_current(execution, part):  # the task may have left already
             author = execution.executor_map.get_author(source[0])
+            if author == broken:
+                await asyncio.sleep(tuning.LOG_POLL_S)
+                continue
             spec = execution.routing.routes.specs[source]
             reader = LogReader(execution.id, *source, author, spec.accepts)
             wait = partial(self._is_expected, execution, part, reader)
-            async for entries in iter_log(execution.store, reader, wait=wait):
-                await self._offer(execution, part, reader, entries)
-                if not self._is_missing(execution, part, source, reader.next_step):
-                    return
+            try:
+                async for entries in iter_log(execution.store, reader, wait=wait):
+                    await self._offer(execution, part, reader, entries)
+                    if not self._is_missing(execution, part, source, reader.next_step):
+                        return
+            except (NotStored, PeerFault) as fault:
+                _log.warning("the log of an input of %s is not read: %s", execution.id, fault)
+                broken = author
+                continue
             if not self._is_missing(execution, part, source, reader.next_step):
                 return  # otherwise another node produces this port now: read its log from the start
 

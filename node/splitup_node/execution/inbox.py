@@ -22,6 +22,7 @@ from splitup.messages.frames import (
 )
 from splitup.messages.progress import Progress, TaskProgress
 from splitup.net.links import Link
+from splitup.net.object_transfer import NotStored
 from splitup.net.signed_frames import make_message_frame, seal_frame, verify_seal
 from splitup.protocol.execution.ends import check_end, check_interim
 from splitup.protocol.execution.log_segments import LogEntry
@@ -59,6 +60,7 @@ class Inbox:
         self._schedule = schedule
         self._check_links = check_links
         self._early = EarlyFrames()
+        self._fetching: set[tuple[str, LogName]] = set()  # by execution: not to be fetched twice
 
     def take(self, link: Link, data: bytes) -> None:
         """Take one message from a link. Raises PeerFault, BadSignature."""
@@ -146,32 +148,50 @@ class Inbox:
         payload: bytes | memoryview | None = frame.payload
         if frame.stored or frame.direct:
             payload = self._table.chunks.take(execution.id, port, frame.step, frame.digest)
-        if payload is not None:
-            tensor = Tensor(frame.digest, payload, time.time_ns())
-            try:
+        try:
+            if payload is not None:
+                tensor = Tensor(frame.digest, payload, time.time_ns())
                 self._queue.offer(execution.id, port, frame.step, tensor)
-            except Unavailable as error:
-                reader = next(t.index for t in routing.routes.tasks if port in t.inputs)
-                self._table.fail(execution.id, reader, frame.step, str(error))
-        elif frame.stored and self._is_missing(execution, port, frame.step):
-            author = execution.executor_map.get_author(frame.task)
-            self._spawn(self._fetch_stored(execution, frame, author))
+            elif frame.stored and self._is_missing(execution, port, frame.step):
+                self._begin_fetch(execution, frame)
+        except Unavailable as error:
+            reader = next(t.index for t in routing.routes.tasks if port in t.inputs)
+            self._table.fail(execution.id, reader, frame.step, str(error))
 
     def _is_missing(self, execution: Execution, port: PortId, step: int) -> bool:
         readers = [task.index for task in execution.routing.routes.tasks if port in task.inputs]
         return not all(self._queue.has(execution.id, port, step, reader) for reader in readers)
 
-    async def _fetch_stored(self, execution: Execution, frame: Frame, author: str) -> None:
-        """Fetch a large tensor from the object store."""
-        port = (frame.task, frame.port)
-        name = LogName(*port, author, 0)
+    def _begin_fetch(self, execution: Execution, frame: Frame) -> None:
+        """Fetch a large tensor from the object store, however often its frame comes, once."""
+        author = execution.executor_map.get_author(frame.task)
+        name = LogName(frame.task, frame.port, author, frame.step)
+        if (execution.id, name) in self._fetching:
+            return
+        release = self._queue.reserve(execution.id, frame.step, frame.length)
+        self._fetching.add((execution.id, name))
+
+        def on_done(_: asyncio.Task[None]) -> None:
+            self._fetching.discard((execution.id, name))
+
+        self._spawn(self._fetch_stored(execution, frame, name, release)).add_done_callback(on_done)
+
+    async def _fetch_stored(
+        self, execution: Execution, frame: Frame, name: LogName, release: Callable[[], None]
+    ) -> None:
+        port, author = (frame.task, frame.port), name.node
         entry = LogEntry(frame.step, frame.digest, frame.length, None)
         try:
-            data = await read_tensor(execution.store, name, entry)
+            try:
+                data = await read_tensor(execution.store, name, entry)
+            finally:
+                release()
             if execution.life.is_over:
                 return
             tensor = Tensor(frame.digest, data, time.time_ns())
             self._queue.offer(execution.id, port, frame.step, tensor)
+        except (NotStored, PeerFault) as fault:  # the producer's; its input stays missing here
+            _log.warning("an input of %s cannot be fetched: %s", execution.id, fault)
         except SplitUpError as error:
 
             def find_reader() -> tuple[int, int] | None:

@@ -135,6 +135,11 @@ class _Execution:
     buffered_bytes: int = 0
     due: int = 0  # virtual time of its next run, see _STEP
 
+    def check_step(self, step: int) -> None:
+        """Raise PeerFault for a step that was not paid for."""
+        if step >= self.max_steps:
+            raise PeerFault(f"step {step} of {self.id} is beyond its {self.max_steps} steps")
+
     def set_limit(self) -> None:
         """Compute ``limit`` again, after a change of what it follows from."""
         unpaid = min(limits.UNPAID_STEPS, limits.INTERIM_STEPS + self.delivered)
@@ -193,14 +198,27 @@ class TaskQueue:
             raise PeerFault(
                 f"no task here reads port {port[1]} of task {port[0]} of {execution_id}"
             )
-        if step >= execution.max_steps:
-            raise PeerFault(
-                f"step {step} of {execution_id} is beyond its {execution.max_steps} steps"
-            )
+        execution.check_step(step)
         is_new = False
         for lane in lanes:
             is_new |= self._take(lane, port, step, tensor)
         return is_new
+
+    def reserve(self, execution_id: str, step: int, nbytes: int) -> Callable[[], None]:
+        """Count a tensor that is being fetched like one that waits; return what ends that.
+
+        Raises PeerFault and Unavailable as ``offer`` does.
+        """
+        execution = self._get(execution_id)
+        execution.check_step(step)
+        self._make_room(execution, nbytes)
+        self._count(execution, nbytes)
+
+        def release() -> None:
+            if self._executions.get(execution_id) is execution:
+                self._count(execution, -nbytes)
+
+        return release
 
     def renew(self, execution_id: str, task: int) -> None:
         """Expect a task's outputs from another node, whose tensors replace unused ones."""
@@ -383,13 +401,11 @@ class TaskQueue:
                     f"of {execution.id}"
                 )
         more = size - (0 if known is None else len(known.data))
-        if self.buffered_bytes + more > self._max_bytes:
-            self._make_room(execution, more)
+        self._make_room(execution, more)
         if tensors is None:
             tensors = lane.waiting[step] = {}
         tensors[port] = tensor
-        execution.buffered_bytes += more
-        self.buffered_bytes += more
+        self._count(execution, more)
         if not lane.busy:
             self._schedule(lane)
         return True
@@ -410,8 +426,12 @@ class TaskQueue:
         size = 0
         for tensor in lane.waiting.pop(step).values():
             size += len(tensor.data)
-        lane.execution.buffered_bytes -= size
-        self.buffered_bytes -= size
+        self._count(lane.execution, -size)
+
+    def _count(self, execution: _Execution, more: int) -> None:
+        """Add to the bytes that an execution has here."""
+        execution.buffered_bytes += more
+        self.buffered_bytes += more
 
     def _schedule(self, lane: _Lane) -> None:
         """Put the lane's next step into the heap if it is ready and may run."""

@@ -8,6 +8,7 @@ import hashlib
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from splitup.storage.gateway_client import GatewayClient
 from tests.builders import HANG_S
 from tests.node.network import (
     Store,
+    StoredLogs,
     TestClient,
     TestNode,
     compute_reference,
@@ -108,6 +110,30 @@ async def large(nodes: list[TestNode]) -> AsyncIterator[Large]:
     yield Large(nodes, store, client)
     store.takes.set()
     await client.pool.close(flush_s=0)
+
+
+async def test_s50_an_input_that_is_announced_again_and_again_is_fetched_once(
+    large: Large, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, goes_on, reads = await large.begin(), asyncio.Event(), []
+    read = StoredLogs.read
+
+    async def wait(logs: StoredLogs, name: LogName, *rest: Any) -> bytes:
+        reads.append(name)
+        await goes_on.wait()
+        return await read(logs, name, *rest)
+
+    monkeypatch.setattr(StoredLogs, "read", wait)
+    execution = large.nodes[0].engine.executions[certificate.plan.request.execution_id]
+    for _ in range(64):
+        large.store_input(certificate, 0, X)
+    large.client.probe(certificate)
+    async with asyncio.timeout(HANG_S):
+        await large.client.progress.get()  # so the node has read all of that
+    assert len(reads) == 1 and not execution.life.failure
+    assert large.nodes[0].engine._table.queue.buffered_bytes == X.nbytes
+    goes_on.set()
+    await large.finish(certificate, [X])
 
 
 async def test_large_tensors_reach_the_next_node_before_the_store(large: Large) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import hashlib
+import logging
 import secrets
 import sys
 import time
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from splitup.core import tuning
 from splitup.core.errors import Refused, Unavailable
 from splitup.messages.base import CLIENT
 from splitup.messages.plans import PlanCertificate
-from splitup.net.signed_frames import seal_frame
+from splitup.net.signed_frames import make_stored_frame, seal_frame
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.settlement.proof_of_sampling import check_completion
 from tests.builders import HANG_S, make_tensor_frame
@@ -349,19 +351,59 @@ async def test_what_a_fallback_may_have_to_take_over_is_in_use_until_the_deadlin
     assert engine.list_used() == set()
 
 
-async def test_a_damaged_log_fails_the_new_executor_and_not_the_execution(scene: Scene) -> None:
+async def test_s51_a_damaged_log_is_no_failure_of_who_reads_it(scene: Scene) -> None:
+    """The task lacks its inputs until the client has replaced their producer, too."""
     scene.submit(0)
     await scene.receive(0)
     producer = scene.nodes[0]
     await producer.engine.executions[scene.execution_id].record.writer.finish()
     key = next(k for k in scene.store.objects if f"{scene.execution_id[2:]}/t0000.0/" in k)
     scene.store.objects[key] = scene.store.objects[key][:-1]
-    scene.client.take_over(scene.certificate, 1, 1, 1)
-    async with asyncio.timeout(HANG_S):
-        failure = await scene.client.failures.get()
-    assert failure.node == scene.nodes[2].identity.address
-    assert "past inputs cannot be read" in failure.reason
-    assert not producer.engine.executions[scene.execution_id].life.failure
+
+    def move() -> None:
+        scene.client.take_over(scene.certificate, 1, 1, 1)  # b to c
+
+    await tell_lack(scene, 2, "splitup.node.replay", move)
+    scene.client.take_over(scene.certificate, 0, 1, 1)  # a to c
+    scene.submit(0, 2)  # which no log has
+    for step in range(1, STEPS):
+        scene.submit(step, 2)
+        await scene.receive(step)
+    await finish(scene, 0, 1, 2)
+
+
+async def test_s51_a_tensor_that_is_not_stored_is_no_failure_of_who_reads_it(scene: Scene) -> None:
+    producer, reader = scene.nodes[0], scene.nodes[1]
+    said = make_stored_frame(scene.execution_id, 0, 0, 0, hashlib.sha256().digest(), 4 * SIZE)
+    link = producer.engine.pool.open(reader.identity.address, reader.entry.endpoint)
+    sealed = seal_frame(producer.identity, said)
+    await tell_lack(scene, 1, "splitup.node.inbox", lambda: link.send(sealed))
+    scene.client.take_over(scene.certificate, 0, 1, 0)  # a to c
+    for step in range(STEPS):
+        scene.submit(step, 2)
+        await scene.receive(step)
+    await finish(scene, 0, 1, 2)
+
+
+async def tell_lack(scene: Scene, number: int, logger: str, sending: Callable[[], None]) -> None:
+    """Wait until a node has tried to read an input of task 1, and says that it lacks it."""
+    tried, client = asyncio.Event(), scene.client
+    handler = logging.Handler()
+    handler.emit = lambda record: tried.set()  # type: ignore[method-assign]
+    log = logging.getLogger(logger)
+    log.addHandler(handler)
+    try:
+        sending()
+        async with asyncio.timeout(HANG_S):
+            await tried.wait()
+            client.probe(scene.certificate)
+            node = scene.nodes[number].identity.address
+            while (progress := await client.progress.get()).node != node:
+                pass
+    finally:
+        log.removeHandler(handler)
+    told = next(task for task in progress.tasks if task.task == 1)
+    assert not told.steps and not told.ready and client.failures.empty()
 
 
 async def test_the_least_recently_used_session_is_dropped_for_a_new_one(

@@ -127,11 +127,12 @@ def test_zeros_take_no_room_in_a_segment() -> None:
         ({"zeros": (2,)}, "zeros where it has no step"),
         ({"zeros": ()}, "another length"),
         ({"zeros": (0,), "apart": ((0, "ab" * 32),)}, "stores zeros"),
-        ({"lengths": (4, limits.INLINE_TENSOR_BYTES + 1)}, "or too many"),
-        ({"lengths": (4, 2**50)}, "or too many"),
+        ({"lengths": (4, limits.SEGMENT_BYTES - 3)}, "too many bytes, or zeros"),
+        ({"lengths": (4, *[2**20] * 4), "zeros": (1, 2, 3, 4)}, "too many bytes, or zeros"),
+        ({"lengths": (4, 2**50)}, "too many bytes, or zeros"),
     ],
 )
-def test_impossible_zeros_are_refused(change: dict[str, object], problem: str) -> None:
+def test_s52_impossible_zeros_are_refused(change: dict[str, object], problem: str) -> None:
     values = {"lengths": (4, 4), "apart": (), "zeros": (1,), **change}
     header = SegmentHeader(
         execution_id=EXECUTION,

@@ -408,6 +408,23 @@ def test_s38_tensors_of_an_execution_that_gave_way_are_freed_at_once() -> None:
         gc.enable()
 
 
+def test_s50_tensors_that_are_being_fetched_count_as_those_that_wait() -> None:
+    queue = TaskQueue(max_bytes=20)
+    for execution in (FIRST, SECOND):
+        queue.assign(execution, [LocalTask(0, ((CLIENT, 0),), 1, 0)], 64)
+    release = queue.reserve(FIRST, 0, 12)
+    with pytest.raises(Unavailable):
+        queue.reserve(FIRST, 1, 12)
+    with pytest.raises(PeerFault, match="beyond its 64 steps"):
+        queue.reserve(FIRST, 64, 1)
+    queue.offer(SECOND, (CLIENT, 0), 0, Tensor(b"a" * 32, b"1234"))
+    assert queue.buffered_bytes == 16
+    queue.reserve(SECOND, 1, 6)  # the other one has more, and gives way
+    assert queue.buffered_bytes == 10 and list(queue.executions) == [SECOND]
+    release()
+    assert queue.buffered_bytes == 10
+
+
 def add_early(
     early: EarlyFrames, execution_id: str, sender: str, data: bytes, now_s: float = 0.0
 ) -> None:
