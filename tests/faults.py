@@ -131,6 +131,7 @@ ROWS: Final = {
     "S50": "a large tensor that is announced again and again, and each time fetched",
     "S51": "a producer that stores nothing, for which all its readers would be replaced",
     "S52": "a log of zeros that becomes a thousand times larger when it is read",
+    "S53": "a client that gives tasks away, or makes them fail, after it has what it wants",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -1149,6 +1149,32 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "work of tasks that were given away",
+        "node/splitup_node/execution/handovers.py",
+        "execution.claims.keep_lost(part, execution.record.writer.forget(task))",
+        "execution.record.writer.forget(task)",
+        "tests/node/execution/test_takeover.py::"
+        "test_s53_what_was_computed_before_all_tasks_were_taken_away_is_committed_to",
+        is_quick=False,
+    ),
+    Mutant(
+        "work of executions that failed",
+        "node/splitup_node/execution/execution_table.py",
+        "execution.claims.keep_lost(part, execution.record.writer.forget(part.task))",
+        "execution.record.writer.forget(part.task)",
+        "tests/node/execution/test_takeover.py::"
+        "test_s53_what_was_computed_before_a_failure_is_committed_to",
+        is_quick=False,
+    ),
+    Mutant(
+        "successors come first",
+        "node/splitup_node/settlement/reports.py",
+        "        if report.is_held:\n",
+        "        if False:\n",
+        "tests/node/settlement/test_reports.py::"
+        "test_s53_what_a_failed_execution_earned_is_told_when_the_deadline_is_near",
+    ),
+    Mutant(
         "zeros of a segment",
         f"{_EXECUTION}/log_segments.py",
         'self._check(size <= limits.SEGMENT_BYTES, "has too many bytes, or zeros")',

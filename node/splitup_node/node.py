@@ -350,16 +350,26 @@ class NodeDaemon:
 
     def on_finished(self, execution: Execution) -> None:
         """Report a finished execution (called by the engine)."""
+        self._submit(execution, is_held=not execution.parts)
+
+    def _submit(self, execution: Execution, *, is_held: bool = False) -> None:
         submission = None
         claims = execution.claims
         if completions := claims.make_completions(partial(secrets.token_bytes, 32)):
             order = "" if claims.order is None else make_order(claims.order)
-            submission = self._reporter.submit(completions, execution.deadline_s, order)
+            submission = self._reporter.submit(
+                completions, execution.deadline_s, order, is_held=is_held
+            )
         self._background.start(self._report(execution, submission))
 
     def on_failed(self, execution: Execution) -> None:
-        """Forget a failed execution's assignment (called by the engine)."""
-        self._background.start(self._report(execution, None))
+        """Report what a failed execution earned before; forget its assignment (by the engine)."""
+        claims = execution.claims
+        if execution.life.is_over and (signed := claims.find_substitute()) is not None:
+            claims.conclude(signed)
+            self._submit(execution, is_held=True)
+        else:
+            self._background.start(self._report(execution, None))
 
     async def _report(
         self, execution: Execution, submission: Coroutine[Any, Any, None] | None

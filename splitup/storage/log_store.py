@@ -366,10 +366,15 @@ class LogWriter:
         stored = [] if log is None else list(log.iter_unstored())
         return stored + [ahead[step] for step in sorted(ahead)]
 
-    def forget(self, task: int) -> None:
-        """Stop writing the log of a task that another node has taken over."""
+    def forget(self, task: int) -> int:
+        """Stop writing the log of a task that another node has taken over.
+
+        Returns how many steps of it are stored.
+        """
         self.settle()
+        stored = [log.stored_steps for port, log in self._logs.items() if port[0] == task]
         self._logs = {port: log for port, log in self._logs.items() if port[0] != task}
+        return min(stored, default=0)
 
     def discard(self) -> None:
         """Stop writing: the execution has failed on this node."""

@@ -115,8 +115,15 @@ class ExecutionTable:
             "execution %s failed at task %d, step %d: %s", execution_id, task, step, reason
         )
         self.clients.tell_failure(execution, task, step)
+        self.give_up(execution)
+
+    def give_up(self, execution: Execution) -> None:
+        """Keep what an execution that failed has stored, which is owed; drop the rest."""
+        for part in execution.parts.values():
+            execution.claims.keep_lost(part, execution.record.writer.forget(part.task))
         execution.record.writer.discard()
         self.release(execution)
+        execution.parts.clear()
         self.listener.on_failed(execution)
 
     async def fail_unless_replaced(
@@ -202,7 +209,7 @@ class ExecutionTable:
         """Make room for another plan that names this node as a fallback only."""
         standby = [e for e in self.by_id.values() if not e.parts and not e.life.is_over]
         if len(standby) >= tuning.MAX_STANDBY:
-            self._forget(standby[0])
+            self._forget(min(standby, key=lambda one: one.claims.has_work))
 
     def _forget(self, execution: Execution) -> None:
         del self.by_id[execution.id]

@@ -86,7 +86,7 @@ class Finisher:
 
         The final end has not come, and will not come in time.
         """
-        if execution.life.is_over or execution.life.ended_at_s or not execution.parts:
+        if execution.life.is_over or execution.life.ended_at_s or not execution.claims.has_work:
             return
         signed = execution.claims.find_substitute()
         if signed is None:
@@ -97,7 +97,8 @@ class Finisher:
         reason = f"{why}; the steps computed, and paid, are {steps}"
         execution.life.fail(reason, now_s)
         _log.info("execution %s: %s", execution.id, execution.life.failure)
-        self._table.clients.tell_failure(execution, get_first_task(execution), steps)
+        if execution.parts:  # else the client knows, since it chose another node
+            self._table.clients.tell_failure(execution, get_first_task(execution), steps)
         execution.claims.conclude(signed)
         self._queue.drop(execution.id)
         self._start_finishing(execution)
@@ -130,6 +131,8 @@ class Finisher:
         try:
             await execution.record.writer.finish()
         except SplitUpError as error:
+            if execution.life.is_over:  # it was stopped, and the client knows
+                self._table.give_up(execution)
             self._table.fail(execution.id, task, steps, f"its log cannot be stored: {error}")
             return
         crash_point("logged")

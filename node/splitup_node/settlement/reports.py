@@ -43,10 +43,16 @@ class CompletionReport:
     earlier: tuple[Completion, ...]
     order: str
     give_up_s: int
+    is_held: bool  # until the deadline is near: the client's next choice may do more
 
     @property
     def deadline_s(self) -> int:
         return self.give_up_s - limits.GRANT_GRACE_S
+
+    @property
+    def late_s(self) -> float:
+        """Return from when on members are told what may count instead of the final end."""
+        return self.deadline_s - tuning.STOP_MARGIN_S
 
     @property
     def reveal_until_s(self) -> int:
@@ -81,11 +87,14 @@ class Reporter:
         completions: Sequence[Completion],
         deadline_s: int,
         order: str = "",
+        *,
+        is_held: bool = False,
     ) -> None:
         """Write completions to the journal; they are reported from then on, also after restarts.
 
         The first one is for the execution's end, the others for what may count instead. ``order``
-        shows what the client ordered, "" if this node got none of its inputs.
+        shows what the client ordered, "" if this node got none of its inputs. With ``is_held``
+        members hear of them when the deadline is near.
         """
         completion, *earlier = completions
         give_up_s = deadline_s + limits.GRANT_GRACE_S
@@ -94,6 +103,7 @@ class Reporter:
             "earlier": [one.model_dump(mode="json") for one in earlier],
             "order": order,
             "give_up_s": give_up_s,
+            "is_held": is_held,
         }
         stored = await asyncio.to_thread(
             self._journal.put_once, "completion", completion.execution_id, value
@@ -139,9 +149,12 @@ class Reporter:
         execution_id = report.completion.execution_id
         reason = ""
         is_last = False
+        if report.is_held:
+            await self._wait_until(report.late_s)
         while not is_last:
             is_last = self._chain.clock.now_s() > report.give_up_s  # we may have been down
-            self._send_commitments(report)
+            if not report.is_held:
+                self._send_commitments(report)
             try:
                 execution = await self._chain.call("market", "executionOf", execution_id)
             except SplitUpError as error:
@@ -155,15 +168,23 @@ class Reporter:
                     await self._mark_revealed(report)
                     return
                 reason = "the members have not brought it to the chain"
+            self._send_commitments(report)
             if not is_last:
                 await asyncio.sleep(tuning.REPORT_RETRY_S)
         _log.error("%s is not reported any more: %s", execution_id, reason)
         self._committed.pop(execution_id, None)
 
+    async def _wait_until(self, at_s: float) -> None:
+        while True:
+            left_s = at_s - self._chain.clock.now_s()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(min(left_s, tuning.CLOCK_PERIOD_S))
+
     def _send_commitments(self, report: CompletionReport) -> None:
         """Send the members what is due, once in a run of this node."""
         completion = report.completion
-        is_late = self._chain.clock.now_s() > report.deadline_s - tuning.STOP_MARGIN_S
+        is_late = self._chain.clock.now_s() > report.late_s
         due = [completion]
         if is_late or not completion.end.end.final:
             due += report.earlier
@@ -231,4 +252,5 @@ def _read_report(value: dict[str, Any]) -> CompletionReport:
         tuple(map(Completion.from_value, value.get("earlier", ()))),
         value.get("order", ""),
         value["give_up_s"],
+        value.get("is_held", False),
     )

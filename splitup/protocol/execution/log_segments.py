@@ -116,6 +116,11 @@ class PortLog:
         return bool(self._closed)
 
     @property
+    def stored_steps(self) -> int:
+        """Return how many steps are stored."""
+        return next((entry.step for entry in self.iter_unstored()), self.next_step)
+
+    @property
     def is_behind(self) -> bool:
         """Return whether a segment was filled before the last one was stored."""
         return len(self._closed) > 1

@@ -351,6 +351,67 @@ async def test_what_a_fallback_may_have_to_take_over_is_in_use_until_the_deadlin
     assert engine.list_used() == set()
 
 
+async def test_s53_what_was_computed_before_all_tasks_were_taken_away_is_committed_to(
+    scene: Scene,
+) -> None:
+    """The client has its outputs, gives every task to a node that can do nothing, and is gone."""
+    for step in range(STEPS):
+        scene.submit(step)
+        await scene.receive(step)
+    executions = [node.engine.executions[scene.execution_id] for node in scene.nodes]
+    for execution in executions[:2]:
+        await execution.record.writer.finish()
+    for task in range(TASKS):
+        scene.client.take_over(scene.certificate, task, 1, STEPS)  # all to c
+    async with asyncio.timeout(HANG_S):
+        for node in scene.nodes[:2]:
+            assert not (await node.failed.get()).parts
+    covered = []
+    for node in scene.nodes[:2]:
+        node.engine.sweep(scene.certificate.plan.request.deadline - 1)
+        async with asyncio.timeout(HANG_S):
+            execution = await node.finished.get()
+        completion = execution.claims.make_completions(lambda: bytes(32))[0]
+        assert completion.steps == STEPS and execution.claims.ordered == STEPS
+        check_completion(completion, scene.certificate.plan, MANIFEST, completion.root())
+        covered += [entry.task for entry in completion.tasks]
+    assert sorted(covered) == list(range(TASKS))
+
+
+async def test_s53_a_gateway_that_refuses_the_rest_costs_nothing_that_it_has(scene: Scene) -> None:
+    """The client has shown a takeover to the gateway alone."""
+    scene.submit(0)
+    await scene.receive(0)
+    node = scene.nodes[0]
+    execution = node.engine.executions[scene.execution_id]
+    await execution.record.writer.finish()
+    scene.submit(1)
+    await scene.receive(1)
+    execution.record.writer.error = Refused("the key does not run task 0", status=403)
+    node.engine.sweep(scene.certificate.plan.request.deadline - 1)
+    async with asyncio.timeout(HANG_S):
+        assert await node.failed.get() is execution
+    signed = execution.claims.find_substitute()
+    assert signed is not None and signed.end.steps == 1
+
+
+async def test_s53_what_was_computed_before_a_failure_is_committed_to(scene: Scene) -> None:
+    scene.submit(0)
+    await scene.receive(0)
+    node = scene.nodes[0]
+    execution = node.engine.executions[scene.execution_id]
+    await execution.record.writer.finish()
+    scene.xs[1] = np.array([RAISE, 0, 0, 0], np.float32)
+    scene.submit(1)
+    async with asyncio.timeout(HANG_S):
+        assert await node.failed.get() is execution
+    signed = execution.claims.find_substitute()
+    assert signed is not None and signed.is_count and signed.end.steps == 1
+    execution.claims.conclude(signed)
+    (completion,) = execution.claims.make_completions(lambda: bytes(32))
+    assert [entry.task for entry in completion.tasks] == [0, 2]
+
+
 async def test_s51_a_damaged_log_is_no_failure_of_who_reads_it(scene: Scene) -> None:
     """The task lacks its inputs until the client has replaced their producer, too."""
     scene.submit(0)

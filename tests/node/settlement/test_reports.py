@@ -356,6 +356,21 @@ async def test_counts_of_steps_are_one_message_beside_those_for_the_clients_ends
     assert len({one.root for one in sent}) == 2
 
 
+async def test_s53_what_a_failed_execution_earned_is_told_when_the_deadline_is_near(
+    reporter: Reporter, http: FakeHttp, chain: FakeChain
+) -> None:
+    """And only as long as the members have agreed on nothing: whoever came after it may have."""
+    now_s = int(time.time())
+    chain.open = {make_completion(number).execution_id for number in (1, 2)}
+    await reporter.submit([make_completion(3)], now_s, is_held=True)
+    await reporter.submit([make_completion(1)], now_s + 60, is_held=True)
+    await reporter.submit([make_completion(2)], now_s + int(tuning.STOP_MARGIN_S), is_held=True)
+    async with asyncio.timeout(HANG_S):
+        sent = {(await http.commitments.get())[1].root for _ in COMMITTEE.members}
+    assert sent == {make_completion(2).root()} and http.commitments.empty()
+    assert {number for _, number in await hear(http, 4)} == {3}  # it may have told that before
+
+
 async def test_reported_completions_are_deleted_from_the_journal_after_their_deadline(
     tmp_path: Path, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -401,6 +401,25 @@ def test_members_pass_on_takeovers_of_nodes_that_never_commit() -> None:
     assert pay == dict.fromkeys(plan.executors()[:2], 2 * STEP_PRICE)
 
 
+def test_s53_who_computed_is_paid_although_the_client_gave_its_tasks_away() -> None:
+    """The successors know of it, and commit to nothing: the client sends them no inputs."""
+    simulation, execution_id, plan = open_execution(1)
+    for task in range(3):
+        taken = Takeover(execution_id=execution_id, task=task, candidate=1, first_step=STEPS)
+        message = Takeovers(
+            execution_id=execution_id,
+            node=plan.tasks[task][1],
+            takeovers=(sign_takeover(CLIENT_IDENTITY, taken),),
+        )
+        key = simulation.by_node[message.node].identity.signing_key_hex
+        for account in simulation.members:
+            simulation.feed(account, ev.TakeoversReceived(message, key))
+    order = make_input_order(execution_id, 2)
+    done = [count(simulation, plan, task, 3, order)[0] for task in range(3)]
+    pay = settle(simulation, plan, *done)
+    assert pay == dict.fromkeys(plan.executors(), 3 * STEP_PRICE)
+
+
 def test_a_member_that_shares_what_nobody_signed_is_blamed() -> None:
     simulation, execution_id, plan = open_execution()
     sender, receiver = list(simulation.members)[:2]

@@ -38,11 +38,24 @@ class EarnedClaims:
         self.ordered = 0  # steps of which the client sent inputs to this node
         self.order: Seal | None = None  # under the last of them
         self._interim: deque[SignedEnd] = deque(maxlen=limits.INTERIM_ENDS)
+        # tasks that the client gave to another node, and how many steps were stored before: they
+        # are owed if that node does not commit to them
+        self._lost: dict[int, tuple[Part, int]] = {}
 
     @property
     def steps(self) -> int | None:
         """Return how many steps there are, None before the end."""
         return None if self.end is None else self.end.end.steps
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether this node has computed something that it may commit to."""
+        return bool(self._parts or self._lost)
+
+    def keep_lost(self, part: Part, stored: int) -> None:
+        """Keep what a task was that another node runs from now on."""
+        if stored:
+            self._lost[part.task] = part, min(stored, part.digests.steps)
 
     @property
     def delivered(self) -> int:
@@ -81,7 +94,8 @@ class EarnedClaims:
 
         They are above ``steps``, and above what the client has acknowledged.
         """
-        computed = min((part.digests.steps for part in self._parts.values()), default=0)
+        own = [part.digests.steps for part in self._parts.values()]
+        computed = min(own or [stored for _, stored in self._lost.values()], default=0)
         lowest = max(self.delivered, steps, computed - limits.UNPAID_STEPS)
         name = self._plan.request.execution_id
         return [make_count(name, number) for number in range(computed, lowest, -1)]
@@ -92,8 +106,14 @@ class EarnedClaims:
         () if it has not computed so many steps, or a final end fewer than a state has seen, or the
         end misstates the inputs that it received.
         """
-        claims = []
-        for task, part in sorted(self._parts.items()):
+        claims, parts = [], dict(self._parts)
+        if not end.final:  # no successor has committed to the final one, or it counts
+            parts |= {
+                task: part
+                for task, (part, stored) in self._lost.items()
+                if end.steps <= stored and part.digests.find(end.steps) is not None
+            }
+        for task, part in sorted(parts.items()):
             found = part.digests.find(end.steps)
             if found is None:
                 return ()
