@@ -162,8 +162,9 @@ async def open_session(directory: Path, steps: int) -> AsyncIterator[Session]:
         )
         stack.push_async_callback(session.close)
         session.open()
-        for link in session._links.values():
-            await asyncio.wait_for(link.connected.wait(), HANG_S)
+        async with asyncio.timeout(HANG_S):
+            for link in session._links.values():
+                await link.connected.wait()
         yield session
         await session.finish()
 

@@ -39,7 +39,8 @@ async def run_python(
     except asyncio.CancelledError:
         process.send_signal(signal.SIGINT)
         try:
-            await asyncio.wait_for(process.wait(), _STOP_S)
+            async with asyncio.timeout(_STOP_S):
+                await process.wait()
         except TimeoutError:
             process.kill()
             await process.wait()

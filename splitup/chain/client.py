@@ -453,7 +453,8 @@ async def _pause(seconds: float, wake: asyncio.Event | None) -> None:
         await asyncio.sleep(seconds)
         return
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(wake.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await wake.wait()
     wake.clear()
 
 

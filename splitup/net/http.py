@@ -218,7 +218,8 @@ async def read_body(request: web.Request) -> bytes:
             await admission.wait_turn(request, len(body) // tuning.STRANGER_BYTES)
             return body
     try:
-        await asyncio.wait_for(admission.known_bodies.acquire(), tuning.HTTP_READ_S)
+        async with asyncio.timeout(tuning.HTTP_READ_S):
+            await admission.known_bodies.acquire()
     except TimeoutError:
         raise Unavailable("too many large requests are arriving; try again in a minute") from None
     try:

@@ -200,6 +200,12 @@ def test_a_public_class_name_stands_for_one_thing() -> None:
     assert not repeated, "find names that say what these are"
 
 
+def test_no_wait_swallows_its_cancellation() -> None:
+    """Python 3.11's ``asyncio.wait_for`` returns normally if its task ended just before."""
+    for _, path in iter_sources():
+        assert "asyncio.wait_for(" not in path.read_text("utf-8"), f"{path}: use asyncio.timeout"
+
+
 def test_nothing_unpickles() -> None:
     for _, path in iter_sources():
         assert "pickle" not in {module.split(".")[0] for module in imported_modules(path)}, path

@@ -373,7 +373,8 @@ class EventSource:
                 await self._wait(self._board_changed, tuning.REST_READ_S)
             self._board_changed.clear()
             with contextlib.suppress(TimeoutError):
-                seen = (await asyncio.wait_for(self._chain.wait_for_head(seen), _RETRY_S)).hash
+                async with asyncio.timeout(_RETRY_S):
+                    seen = (await self._chain.wait_for_head(seen)).hash
 
     async def _read_board(self) -> None:
         head = await self._chain.fetch_head()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from splitup.chain.event_stream import ChainEvent
 from splitup.core import tuning
 from splitup.protocol.committee.events import RequestSeen
 from splitup.storage.journal import Journal
+from tests.builders import HANG_S
 
 MEMBERS_SET = ChainEvent(
     "MembersSet", {"configuration": 2, "members": ()}, 100, "0xaa", 3, "0x01", "committee"
@@ -82,3 +84,30 @@ def test_a_member_reads_the_chain_again_when_a_handover_it_acted_on_is_gone(
         source._feed_event(replace(MEMBERS_SET, removed=True))
     source._store_cursor()
     assert journal.get("cursor", "") == {"block": 100 - tuning.REORG_BLOCKS}
+
+
+async def test_a_head_that_arrives_as_the_member_stops_does_not_keep_it(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that saw a reorganisation too deep for it did not end, and followed no events."""
+    changed = asyncio.Event()
+
+    async def wait_for_head(_: str) -> SimpleNamespace:
+        await changed.wait()
+        changed.clear()
+        return SimpleNamespace(hash="0x")
+
+    async def read_nothing(_: EventSource) -> None: ...
+
+    source: Any = make_source(journal, [])
+    source._chain.wait_for_head = wait_for_head
+    monkeypatch.setattr(EventSource, "_read_board", read_nothing)
+    monkeypatch.setattr(EventSource, "_rests", lambda _: False)
+    following = asyncio.ensure_future(source._follow_board())
+    for _ in range(3):
+        await asyncio.sleep(0)  # it waits for a head
+    changed.set()
+    await asyncio.sleep(0)
+    following.cancel()
+    await asyncio.wait([following], timeout=HANG_S)
+    assert following.cancelled()

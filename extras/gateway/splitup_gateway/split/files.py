@@ -44,7 +44,8 @@ class FileSender:
             response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
         response.content_length = end - start
         try:
-            await asyncio.wait_for(self._places.acquire(), WAIT_S)
+            async with asyncio.timeout(WAIT_S):
+                await self._places.acquire()
         except TimeoutError:
             raise SplitError(
                 "too_many_files", "too many files are being sent; try again", status=503
