@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 
 from splitup.client.outcome import Array
 from splitup.core import limits
+from splitup.core.codec import encode_canonical
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import TensorSpec, check_array, check_inputs
 
@@ -145,3 +147,12 @@ def format_usdc(micro_usdc: int) -> str:
 def format_price(nano_usdc: int) -> str:
     """Return the price of a step as people write it: "0.04 USDC per million steps"."""
     return format_usdc(nano_usdc * 10**6 // limits.NANO_PER_MICRO) + PER_MILLION_STEPS
+
+
+def digest_inputs(rows: Sequence[Mapping[str, Array]]) -> str:
+    """Return the digest of all inputs, port by port, which the chain records."""
+    digests = {
+        name: hashlib.sha256(b"".join(np.asarray(row[name]).tobytes() for row in rows)).hexdigest()
+        for name in sorted(rows[0])
+    }
+    return "0x" + hashlib.sha256(encode_canonical(digests)).hexdigest()

@@ -8,14 +8,11 @@ cost, ``receipt`` what they cost.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import logging
 import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Callable,
-    Collection,
     Mapping,
     Sequence,
 )
@@ -32,7 +29,12 @@ from splitup.chain.committee_reader import Committees
 from splitup.chain.deployment import Deployment
 from splitup.chain.market import fetch_economics
 from splitup.client import defaults
-from splitup.client.execution.opening import SessionOpener, SessionTerms
+from splitup.client.execution.opening import (
+    SessionOpener,
+    SessionTerms,
+    store_and_close,
+    wait_stored,
+)
 from splitup.client.execution.session import Session
 from splitup.client.images.image_prompts import (
     ImageFile,
@@ -42,7 +44,14 @@ from splitup.client.images.image_prompts import (
     load_image,
 )
 from splitup.client.images.image_reader import ImageReader
-from splitup.client.inputs import MICRO, check_execution_id, format_usdc, parse_usdc, split_steps
+from splitup.client.inputs import (
+    MICRO,
+    check_execution_id,
+    digest_inputs,
+    format_usdc,
+    parse_usdc,
+    split_steps,
+)
 from splitup.client.market.account import MarketAccount
 from splitup.client.market.holders import ask_all, is_served
 from splitup.client.market.offers import Offer, fetch_offers
@@ -77,8 +86,7 @@ from splitup.config import NetworkConfig
 from splitup.core import tuning
 from splitup.core.background import BackgroundTasks
 from splitup.core.closing import Closing
-from splitup.core.codec import encode_canonical
-from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
+from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.crypto.keys import Identity
 from splitup.decode.block_diffusion import DiffusionOptions
 from splitup.decode.sampler import Sampler
@@ -94,8 +102,6 @@ from splitup.protocol.committee.certificates import CommitteeView
 from splitup.storage.gateway_client import GatewayClient
 
 Usdc = float | int | str | Decimal
-
-_log = logging.getLogger("splitup.client")
 
 
 class Network(Closing):
@@ -261,7 +267,7 @@ class Network(Closing):
             max_price_usdc=max_price_usdc,
             deadline_s=deadline_s,
             verify=verify,
-            inputs_digest=None if is_private else _digest_inputs(steps.rows),
+            inputs_digest=None if is_private else digest_inputs(steps.rows),
         ) as session:
             futures = [session.submit(row) for row in steps.rows]
             rows = [await future for future in futures]
@@ -330,12 +336,9 @@ class Network(Closing):
             await session.close()
             raise await self._account.recover(session.plan.request, error) from None
         except BaseException:
-            self._close_later(session)
+            self._background.start(store_and_close(session), session.execution_id)
             raise
-        self._close_later(session)
-
-    def _close_later(self, session: Session) -> None:
-        self._background.start(_store_and_close(session), session.execution_id)
+        self._background.start(store_and_close(session), session.execution_id)
 
     async def generate(
         self,
@@ -694,34 +697,3 @@ class Network(Closing):
     def _check_open(self) -> None:
         """Raise InvalidInput before ``async with``."""
         _ = self.chain
-
-
-async def wait_stored(storing: Collection[asyncio.Task[None]], *, quiet_s: float) -> None:
-    """Wait for tasks that store; after ``quiet_s`` log which executions (task names) wait."""
-    storing = tuple(storing)  # a set loses its tasks as they end
-    if not storing:
-        return
-    _, waiting = await asyncio.wait(storing, timeout=quiet_s)
-    if waiting:
-        ids = ", ".join(task.get_name() for task in waiting)
-        _log.warning("waiting until the inputs of %s are stored; Ctrl-C: do not wait", ids)
-    await asyncio.gather(*storing, return_exceptions=True)
-
-
-async def _store_and_close(session: Session) -> None:
-    try:
-        await session.leave()
-        await session.store_inputs()
-    except SplitUpError as error:
-        _log.warning("inputs of %s were not stored: %s", session.execution_id, error)
-    finally:
-        await session.close()
-
-
-def _digest_inputs(rows: Sequence[Mapping[str, Array]]) -> str:
-    """Return the digest of all inputs, port by port, which the chain records."""
-    digests = {
-        name: hashlib.sha256(b"".join(np.asarray(row[name]).tobytes() for row in rows)).hexdigest()
-        for name in sorted(rows[0])
-    }
-    return "0x" + hashlib.sha256(encode_canonical(digests)).hexdigest()

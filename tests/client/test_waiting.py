@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from splitup.client.network import wait_stored
+from splitup.client.execution.opening import wait_stored
 
 ID = "0x" + "ab" * 32
 

@@ -412,8 +412,9 @@ async def test_fifty_streams_survive_everything(tmp_path: Path) -> None:
         print(f"steps told {told}, settled {settled}; told {dict(bills)}, charged {spent}")
         assert not [one.slashes for one in receipts if one.slashes]
         assert {one.status for one in receipts} == {"settled"}
-        # what a killed server had ordered, and nobody was told of, is paid as well, not by a key
-        assert told <= settled <= 1.05 * told
+        # what a killed server had ordered, and nobody was told of, is paid as well, not by a key;
+        # where a node of such an execution is killed, too, its last second was not stored: unpaid
+        assert 0.99 * told <= settled <= 1.05 * told
         assert all(spent[key] >= bill for key, bill in bills.items())
 
 

@@ -1,10 +1,14 @@
-"""Opens executions: the most they may cost, nodes that hold the model, the request, the session."""
+"""Opens executions: the most they may cost, nodes that hold the model, the request, the session.
+
+At the other end it stores what a session has not stored yet.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,11 +25,13 @@ from splitup.client.private.final_states import AdapterChoice, StateAdapter, fin
 from splitup.client.private.private_session import PrivateSession
 from splitup.client.private.private_tasks import ClientPrograms
 from splitup.core import limits, tuning
-from splitup.core.errors import ExecutionFailed, InvalidInput
+from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.crypto.keys import Identity
 from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient
 from splitup.storage.gateway_client import GatewayClient
+
+_log = logging.getLogger("splitup.client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,3 +163,26 @@ class SessionOpener:
             programs=programs,
             adapter=adapter,
         )
+
+
+async def wait_stored(storing: Collection[asyncio.Task[None]], *, quiet_s: float) -> None:
+    """Wait for tasks that store; after ``quiet_s`` log which executions (task names) wait."""
+    storing = tuple(storing)  # a set loses its tasks as they end
+    if not storing:
+        return
+    _, waiting = await asyncio.wait(storing, timeout=quiet_s)
+    if waiting:
+        ids = ", ".join(task.get_name() for task in waiting)
+        _log.warning("waiting until the inputs of %s are stored; Ctrl-C: do not wait", ids)
+    await asyncio.gather(*storing, return_exceptions=True)
+
+
+async def store_and_close(session: Session) -> None:
+    """Store the rest of a session's inputs, and close it."""
+    try:
+        await session.leave()
+        await session.store_inputs()
+    except SplitUpError as error:
+        _log.warning("inputs of %s were not stored: %s", session.execution_id, error)
+    finally:
+        await session.close()

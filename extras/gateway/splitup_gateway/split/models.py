@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from splitup_private.split.messages import MAX_MESSAGE_BYTES, PrivateModel
@@ -17,7 +16,7 @@ from splitup.client.leases import LeasePool
 from splitup.client.network import Network
 from splitup.client.outcome import Array
 from splitup.client.private.privacy import describe_measure
-from splitup.core.errors import ExecutionFailed, InvalidInput
+from splitup.core.errors import InvalidInput
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.graph.manifest import InputSource, Manifest, Port, TextInfo
 from splitup.messages.snapshots import ModelHolders
@@ -32,24 +31,9 @@ class NodeSessions:
     def __init__(self, net: Network) -> None:
         self._net = net
 
-    def session(
-        self,
-        model: str,
-        *,
-        steps: int,
-        deadline_s: float,
-        verify: str | None,
-        on_failure: Callable[[ExecutionFailed], None],
-    ) -> AbstractAsyncContextManager[Session]:
+    def session(self, model: str, **terms: Any) -> AbstractAsyncContextManager[Session]:
         """Open an execution; see ``Network.session``."""
-        return self._net.session(
-            model,
-            steps=steps,
-            deadline_s=deadline_s,
-            verify=verify,
-            nodes_only=True,
-            on_failure=on_failure,
-        )
+        return self._net.session(model, nodes_only=True, **terms)
 
     async def look(self, name: str) -> ModelHolders | None:
         """Return how far nodes have loaded a model; see ``Network.look``."""
