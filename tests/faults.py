@@ -132,6 +132,7 @@ ROWS: Final = {
     "S51": "a producer that stores nothing, for which all its readers would be replaced",
     "S52": "a log of zeros that becomes a thousand times larger when it is read",
     "S53": "a client that gives tasks away, or makes them fail, after it has what it wants",
+    "S54": "an RPC endpoint whose answer is none, or has no end, and ends who reads it",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -78,6 +78,42 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "form of an endpoint's results",
+        "splitup/chain/rpc.py",
+        '        check_result(calls[place][0], entry.get("result"))\n',
+        "        pass\n",
+        "tests/chain/test_rpc.py::test_s54_what_is_no_result_counts_as_no_answer",
+    ),
+    Mutant(
+        "length of an endpoint's answer",
+        "splitup/chain/rpc.py",
+        "len(text) > limits.MAX_RPC_ANSWER_BYTES",
+        "False",
+        "tests/chain/test_rpc.py::test_s54_an_answer_has_a_length",
+    ),
+    Mutant(
+        "results that do not fit the ABI",
+        "splitup/chain/client.py",
+        "except DecodingError as error:",
+        "except ZeroDivisionError as error:",
+        "tests/chain/test_rpc.py::test_s54_a_result_of_another_form_is_the_endpoints_fault",
+    ),
+    Mutant(
+        "damaged events",
+        "splitup/chain/event_stream.py",
+        "except DecodingError as error:",
+        "except ZeroDivisionError as error:",
+        "tests/chain/test_rpc.py::test_s54_a_damaged_event_is_the_endpoints_fault",
+    ),
+    Mutant(
+        "strings of a result",
+        "splitup/chain/abi.py",
+        "stream.characters > stream.getbuffer().nbytes",
+        "False",
+        "tests/chain/test_abi.py::"
+        "test_s54_a_string_that_is_referred_to_again_and_again_stays_small",
+    ),
+    Mutant(
         "scans of a JPEG",
         "splitup/client/images/image_reader.py",
         "            if scans * pixels > (most",
