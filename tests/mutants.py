@@ -137,6 +137,15 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "keys before a process",
+        "extras/private/splitup_private/adapters/host.py",
+        "        check_rotation_keys(keys, info.parameters, layout)",
+        "        pass",
+        "extras/private/private_tests/adapters/test_host.py::"
+        "test_s55_what_cannot_be_keys_starts_no_process_and_takes_no_place",
+        is_quick=False,
+    ),
+    Mutant(
         "chunks of one execution",
         "splitup/net/tensor_chunks.py",
         "            self._remove(most, next(reversed(self._incoming[most])))\n",
