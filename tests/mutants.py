@@ -146,6 +146,15 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "files of devices by key",
+        "extras/gateway/splitup_gateway/split/files.py",
+        "self._places.take(principal, task)) == (principal, task)",
+        'self._places.take("", task)) == ("", task)',
+        "extras/gateway/gateway_tests/split/test_files.py::"
+        "test_s56_a_key_that_reads_slowly_keeps_files_from_no_other",
+        is_quick=False,
+    ),
+    Mutant(
         "chunks of one execution",
         "splitup/net/tensor_chunks.py",
         "            self._remove(most, next(reversed(self._incoming[most])))\n",
