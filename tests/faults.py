@@ -135,6 +135,7 @@ ROWS: Final = {
     "S54": "an RPC endpoint whose answer is none, or has no end, and ends who reads it",
     "S55": "a byte for which an adapter host starts a process, and ends another's session",
     "S56": "a key whose slow readers keep the files of private models from all others",
+    "S57": "a file of weights of a few kilobytes that takes hours to read",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -155,6 +155,32 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "lists that a pickle names again",
+        "deploy/splitup_deploy/frontends/pytorch/pickle_reader.py",
+        "self.operations += sum(len(one) for one in arguments if isinstance(one, list | tuple))",
+        "pass",
+        "tests/deploy/frontends/test_state_files.py::"
+        "test_s57_a_list_counts_each_time_that_something_is_made_of_it",
+        is_quick=False,
+    ),
+    Mutant(
+        "storages that a pickle names again",
+        "deploy/splitup_deploy/frontends/pytorch/state_files.py",
+        "        self.inner[arguments[0]] = root\n",
+        "",
+        "tests/deploy/frontends/test_state_files.py::test_s57_a_storage_inside_a_pickle_is_read_once",
+        is_quick=False,
+    ),
+    Mutant(
+        "dicts that a pickle names again",
+        "deploy/splitup_deploy/frontends/pytorch/state_files.py",
+        "{id(root[name]): name",
+        "{name: name",
+        "tests/deploy/frontends/test_state_files.py::"
+        "test_s57_a_dict_under_many_names_is_looked_through_once",
+        is_quick=False,
+    ),
+    Mutant(
         "chunks of one execution",
         "splitup/net/tensor_chunks.py",
         "            self._remove(most, next(reversed(self._incoming[most])))\n",
