@@ -181,6 +181,15 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "merges of a tokenizer",
+        "deploy/splitup_deploy/frontends/gguf/tokenizer.py",
+        "len(merges) <= MAX_ARRAY",
+        "True",
+        "tests/deploy/frontends/test_gguf.py::"
+        "test_s57_a_tokenizer_has_no_more_merges_than_a_file_has_values",
+        is_quick=False,
+    ),
+    Mutant(
         "chunks of one execution",
         "splitup/net/tensor_chunks.py",
         "            self._remove(most, next(reversed(self._incoming[most])))\n",
