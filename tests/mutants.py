@@ -1131,6 +1131,15 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "networks of IPv6 at the TCP relay",
+        "extras/gateway/splitup_gateway/tcp_relay.py",
+        "host = get_group(address)",
+        "host = address",
+        "extras/gateway/gateway_tests/serve/test_tcp_relay.py::"
+        "test_s24_a_network_of_ipv6_counts_as_one_address",
+        is_quick=False,
+    ),
+    Mutant(
         "slow connections of one address",
         "splitup/net/admission.py",
         "if (oldest := next(silent, None)) is None:",
