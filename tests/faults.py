@@ -132,6 +132,10 @@ ROWS: Final = {
     "S51": "a producer that stores nothing, for which all its readers would be replaced",
     "S52": "a log of zeros that becomes a thousand times larger when it is read",
     "S53": "a client that gives tasks away, or makes them fail, after it has what it wants",
+    "S54": "an RPC endpoint whose answer is none, or has no end, and ends who reads it",
+    "S55": "a byte for which an adapter host starts a process, and ends another's session",
+    "S56": "a key whose slow readers keep the files of private models from all others",
+    "S57": "a file of weights of a few kilobytes that takes hours to read",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -78,6 +78,42 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "form of an endpoint's results",
+        "splitup/chain/rpc.py",
+        '        check_result(calls[place][0], entry.get("result"))\n',
+        "        pass\n",
+        "tests/chain/test_rpc.py::test_s54_what_is_no_result_counts_as_no_answer",
+    ),
+    Mutant(
+        "length of an endpoint's answer",
+        "splitup/chain/rpc.py",
+        "len(text) > limits.MAX_RPC_ANSWER_BYTES",
+        "False",
+        "tests/chain/test_rpc.py::test_s54_an_answer_has_a_length",
+    ),
+    Mutant(
+        "results that do not fit the ABI",
+        "splitup/chain/client.py",
+        "except DecodingError as error:",
+        "except ZeroDivisionError as error:",
+        "tests/chain/test_rpc.py::test_s54_a_result_of_another_form_is_the_endpoints_fault",
+    ),
+    Mutant(
+        "damaged events",
+        "splitup/chain/event_stream.py",
+        "except DecodingError as error:",
+        "except ZeroDivisionError as error:",
+        "tests/chain/test_rpc.py::test_s54_a_damaged_event_is_the_endpoints_fault",
+    ),
+    Mutant(
+        "strings of a result",
+        "splitup/chain/abi.py",
+        "stream.characters > stream.getbuffer().nbytes",
+        "False",
+        "tests/chain/test_abi.py::"
+        "test_s54_a_string_that_is_referred_to_again_and_again_stays_small",
+    ),
+    Mutant(
         "scans of a JPEG",
         "splitup/client/images/image_reader.py",
         "            if scans * pixels > (most",
@@ -98,6 +134,59 @@ MUTANTS: Final = (
         "get_admission(request).get_group(request), name)",
         '"", name)',
         "extras/private/private_tests/adapters/test_host.py::test_s31_a_newcomer_gets_a_session_of_the_network_that_has_the_most",
+        is_quick=False,
+    ),
+    Mutant(
+        "keys before a process",
+        "extras/private/splitup_private/adapters/host.py",
+        "        check_rotation_keys(keys, info.parameters, layout)",
+        "        pass",
+        "extras/private/private_tests/adapters/test_host.py::"
+        "test_s55_what_cannot_be_keys_starts_no_process_and_takes_no_place",
+        is_quick=False,
+    ),
+    Mutant(
+        "files of devices by key",
+        "extras/gateway/splitup_gateway/split/files.py",
+        "self._places.take(principal, task)) == (principal, task)",
+        'self._places.take("", task)) == ("", task)',
+        "extras/gateway/gateway_tests/split/test_files.py::"
+        "test_s56_a_key_that_reads_slowly_keeps_files_from_no_other",
+        is_quick=False,
+    ),
+    Mutant(
+        "lists that a pickle names again",
+        "deploy/splitup_deploy/frontends/pytorch/pickle_reader.py",
+        "self.operations += sum(len(one) for one in arguments if isinstance(one, list | tuple))",
+        "pass",
+        "tests/deploy/frontends/test_state_files.py::"
+        "test_s57_a_list_counts_each_time_that_something_is_made_of_it",
+        is_quick=False,
+    ),
+    Mutant(
+        "storages that a pickle names again",
+        "deploy/splitup_deploy/frontends/pytorch/state_files.py",
+        "        self.inner[arguments[0]] = root\n",
+        "",
+        "tests/deploy/frontends/test_state_files.py::test_s57_a_storage_inside_a_pickle_is_read_once",
+        is_quick=False,
+    ),
+    Mutant(
+        "dicts that a pickle names again",
+        "deploy/splitup_deploy/frontends/pytorch/state_files.py",
+        "{id(root[name]): name",
+        "{name: name",
+        "tests/deploy/frontends/test_state_files.py::"
+        "test_s57_a_dict_under_many_names_is_looked_through_once",
+        is_quick=False,
+    ),
+    Mutant(
+        "merges of a tokenizer",
+        "deploy/splitup_deploy/frontends/gguf/tokenizer.py",
+        "len(merges) <= MAX_ARRAY",
+        "True",
+        "tests/deploy/frontends/test_gguf.py::"
+        "test_s57_a_tokenizer_has_no_more_merges_than_a_file_has_values",
         is_quick=False,
     ),
     Mutant(
@@ -1039,6 +1128,15 @@ MUTANTS: Final = (
         "isinstance(address, ipaddress.IPv6Address) and address not in _UNICAST",
         "False",
         "tests/net/test_endpoints.py::test_s23_of_ipv6_only_what_iana_has_allotted_is_connected_to",
+        is_quick=False,
+    ),
+    Mutant(
+        "networks of IPv6 at the TCP relay",
+        "extras/gateway/splitup_gateway/tcp_relay.py",
+        "host = get_group(address)",
+        "host = address",
+        "extras/gateway/gateway_tests/serve/test_tcp_relay.py::"
+        "test_s24_a_network_of_ipv6_counts_as_one_address",
         is_quick=False,
     ),
     Mutant(

@@ -42,10 +42,21 @@ Component = Mapping[str, Any]  # one entry of an ABI's JSON: name, type, compone
 
 
 class _LenientString(decoding.StringDecoder):
-    """Decodes strings that are not UTF-8, too: anybody can store one in a contract."""
+    """Decodes strings that are not UTF-8, too: anybody can store one in a contract.
+
+    Those of one value have no more characters than it has bytes. Contracts write each once, but an
+    endpoint's answer may refer to one again and again.
+    """
 
     def __init__(self) -> None:
         super().__init__(handle_string_errors="replace")  # type: ignore[no-untyped-call]
+
+    def decode(self, stream: Any) -> str:
+        text: str = super().decode(stream)  # type: ignore[no-untyped-call]
+        stream.characters = getattr(stream, "characters", 0) + len(text)
+        if stream.characters > stream.getbuffer().nbytes:
+            raise DecodingError("a string is referred to more than once")
+        return text
 
 
 def _make_codec() -> ABICodec:
@@ -105,7 +116,10 @@ class ContractAbi:
         return {item["name"]: value for item, value in zip(inputs, values, strict=True)}
 
     def decode_result(self, function: str, data: bytes) -> Any:
-        """Return a call's value: None, the only value, or a dictionary (a tuple when unnamed)."""
+        """Return a call's value: None, the only value, or a dictionary (a tuple when unnamed).
+
+        Raises DecodingError.
+        """
         outputs = self.functions[function]["outputs"]
         values = _decode(outputs, data)
         if len(values) <= 1:
@@ -114,11 +128,16 @@ class ContractAbi:
         return dict(zip(names, values, strict=True)) if all(names) else values
 
     def decode_log(self, topics: Sequence[str], data: bytes) -> tuple[str, dict[str, Any]] | None:
-        """Return (event name, arguments), or None for an event that is not in the ABI."""
+        """Return (event name, arguments), or None for an event that is not in the ABI.
+
+        Raises DecodingError.
+        """
         entry = self.events.get(topics[0]) if topics else None
         if entry is None:
             return None
         indexed = [item for item in entry["inputs"] if item["indexed"]]
+        if len(indexed) != len(topics) - 1:
+            raise DecodingError(f"{entry['name']} has not {len(topics)} topics")
         plain = [item for item in entry["inputs"] if not item["indexed"]]
         values = dict(zip((i["name"] for i in plain), _decode(plain, data), strict=True))
         for item, topic in zip(indexed, topics[1:], strict=True):
@@ -180,7 +199,11 @@ def _encode(components: Sequence[Component], values: Sequence[Any], where: str) 
 
 
 def _decode(components: Sequence[Component], data: bytes) -> tuple[Any, ...]:
-    values = _CODEC.decode([collapse_if_tuple(dict(c)) for c in components], data)
+    """Return the values; raise DecodingError, also for numbers that no place in ``data`` has."""
+    try:
+        values = _CODEC.decode([collapse_if_tuple(dict(c)) for c in components], data)
+    except (OverflowError, ValueError) as error:
+        raise DecodingError(str(error)) from None
     return tuple(_from_abi(c, v) for c, v in zip(components, values, strict=True))
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
+from eth_abi.exceptions import DecodingError
+
 from splitup.chain.abi import CONTRACTS, ContractName, load_abi
 from splitup.chain.clock import ChainClock
 from splitup.chain.deployment import Deployment
@@ -148,7 +150,13 @@ class Chain(Closing):
             data = await self._rpc.request("eth_call", request, where)
         except RpcError as error:
             raise explain_refusal(f"{contract}.{function}", error) from None
-        return abi.decode_result(function, bytes.fromhex(data[2:]))
+        try:
+            return abi.decode_result(function, bytes.fromhex(data[2:]))
+        except DecodingError as error:  # it may have no contract there yet, and says "0x"
+            raise ChainUnavailable(
+                f"the chain at {self._rpc.place} answers {contract}.{function} with something else "
+                f"than its result ({error}); try again, or use another RPC endpoint"
+            ) from None
 
     def count_requests(self) -> int:
         """Return how many requests the endpoint has got on this connection."""

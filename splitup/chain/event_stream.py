@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from eth_abi.exceptions import DecodingError
+
 from splitup.chain.abi import CONTRACTS, load_abi
 from splitup.chain.deployment import Deployment
 from splitup.core import tuning
@@ -152,14 +154,24 @@ class Trail:
 def decode_logs(
     deployment: Deployment, logs: Sequence[Mapping[str, Any]]
 ) -> tuple[ChainEvent, ...]:
-    """Decode eth_getLogs' or a receipt's entries, in order; foreign ones are left out."""
+    """Decode eth_getLogs' or a receipt's entries, in order; foreign ones are left out.
+
+    Raises ChainUnavailable for one that no contract of ours can have written.
+    """
     contracts = {deployment.get_address(name): name for name in CONTRACTS}
     events = []
     for entry in logs:
         contract = contracts.get(entry["address"].lower())
         if contract is None:
             continue
-        decoded = load_abi(contract).decode_log(entry["topics"], bytes.fromhex(entry["data"][2:]))
+        data = bytes.fromhex(entry["data"][2:])
+        try:
+            decoded = load_abi(contract).decode_log(entry["topics"], data)
+        except DecodingError as error:
+            raise ChainUnavailable(
+                f"an event of contract {contract} is damaged ({error}); "
+                "if that lasts, use another RPC endpoint"
+            ) from None
         if decoded is None:
             continue
         events.append(

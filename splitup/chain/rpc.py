@@ -6,6 +6,9 @@ happen. Importing web3 costs 1.5 s of CPU time at every start, 0.5 s of it for p
 
 The path of an endpoint's URL, its query or its user may be the key of whoever pays the provider:
 errors and logs name the endpoint by its host alone.
+
+What an endpoint answers is read up to a length, and checked (``splitup.chain.rpc_results``): one
+that is broken, or lies, is an endpoint that does not answer, whatever it says.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from aiohttp import (
     TCPConnector,
 )
 
-from splitup.core import tuning
+from splitup.chain.rpc_results import check_result
+from splitup.core import limits, tuning
 from splitup.core.closing import Closing
+from splitup.core.codec import parse_json
 from splitup.core.errors import ChainUnavailable, ConfigurationError, describe
 
 # The methods in use that may be repeated when an answer is lost: they read, or they send signed
@@ -36,6 +41,7 @@ _IDEMPOTENT: Final = {
     *("eth_getTransactionByHash", "eth_getTransactionCount", "eth_getTransactionReceipt"),
     *("eth_maxPriorityFeePerGas", "eth_sendRawTransaction"),
 }
+_MAX_SAID: Final = 500  # characters of an error that are repeated
 
 
 class RpcError(ChainUnavailable):
@@ -103,6 +109,8 @@ class Rpc(Closing):
                     return await self._post(calls)
             except TimeoutError:
                 failure = f"nothing within {tuning.RPC_TIMEOUT_S:g} s"
+            except RpcError:
+                raise
             except Exception as error:  # whatever it is, there is no answer
                 failure = _describe(error)
             if attempt + 1 < tries:
@@ -118,14 +126,14 @@ class Rpc(Closing):
             return response.get("result")
         problem: Any = response["error"]
         if not isinstance(problem, dict):
-            raise RpcError(self.place, method, str(problem), None)
+            raise RpcError(self.place, method, f"{problem!s:.{_MAX_SAID}}", None)
         data = problem.get("data")
         if isinstance(data, dict):  # some nodes wrap it once more
             data = data.get("data") or data.get("result")
         raise RpcError(
             self.place,
             method,
-            str(problem.get("message", "unknown error")),
+            str(problem.get("message", "unknown error"))[:_MAX_SAID],
             data if isinstance(data, str) and data.startswith("0x") else None,
         )
 
@@ -138,11 +146,28 @@ class Rpc(Closing):
             for place, (method, params) in enumerate(calls)
         ]
         asked = numbered if len(calls) > 1 else numbered[0]
+        text = bytearray()
         async with self._session.post(self._url, json=asked) as response:
-            answer = await response.json(content_type=None)
+            async for part in response.content.iter_any():
+                text += part
+                if len(text) > limits.MAX_RPC_ANSWER_BYTES:  # ranges of blocks become smaller
+                    most = f"an answer of more than {limits.MAX_RPC_ANSWER_BYTES} bytes"
+                    raise RpcError(self.place, calls[0][0], most, None)
+        answer = parse_json(text, max_values=len(text) + 1)
         if not isinstance(answer, dict if len(calls) == 1 else (dict, list)):
             raise ValueError("the answer is not a JSON object")
+        for entry in answer if isinstance(answer, list) else [answer]:
+            _check_answer(calls, entry)
         return answer
+
+
+def _check_answer(calls: Sequence[tuple[str, Sequence[Any]]], entry: Any) -> None:
+    """Raise ValueError for what is no answer to one of the calls."""
+    if not isinstance(entry, dict):
+        raise ValueError("an answer is not a JSON object")
+    place = entry.get("id") if len(calls) > 1 else 0
+    if "error" not in entry and type(place) is int and 0 <= place < len(calls):
+        check_result(calls[place][0], entry.get("result"))
 
 
 def _name_endpoint(url: str) -> str:

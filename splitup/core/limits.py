@@ -127,6 +127,7 @@ MAX_VECTORS_BYTES: Final = 8 * MIB  # 256 ports, or 16 steps of few ports
 # ---- HTTP --------------------------------------------------------------------------------------
 
 HTTP_BODY_BYTES: Final = MAX_JWS_BYTES + KIB  # the largest signed request in its {"jws": …} wrapper
+MAX_RPC_ANSWER_BYTES: Final = 32 * MIB  # logs of one block of 60 million gas are 15 MB of JSON
 
 # ---- storage gateway ---------------------------------------------------------------------------
 

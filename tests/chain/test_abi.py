@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import string
 
 import pytest
+from eth_abi.exceptions import DecodingError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,3 +59,29 @@ def test_revert_data_of_any_form_is_survived(data: bytes) -> None:
 def test_times_of_any_size_are_shown(time: int) -> None:
     reason = RevertReason("NotRefundable", {"executionId": "0x1", "refundableAt": time})
     assert "is refundable from" in str(explain_revert("x", reason))
+
+
+def test_s54_a_string_that_is_referred_to_again_and_again_stays_small() -> None:
+    """A page of nodes whose entries all have one endpoint, which stands there once."""
+    abi, count, length = load_abi("nodes"), 1_000, 100_000
+    [page] = abi.functions["nodesPage"]["outputs"]
+    assert page["type"] == "tuple[]"
+    names = [member["name"] for member in page["components"]]
+    place = names.index("endpoint")
+    words = [0] * len(names)
+    words[place] = 32 * len(names)  # behind the struct's own words
+    entry = b"".join(word.to_bytes(32, "big") for word in words)
+    entry += length.to_bytes(32, "big") + b"a" * length
+    pointers = (32 * count).to_bytes(32, "big") * count  # to the one entry
+    data = (32).to_bytes(32, "big") + count.to_bytes(32, "big") + pointers + entry
+    with pytest.raises(DecodingError, match="more than once"):
+        abi.decode_result("nodesPage", data)
+    single = data[:32] + (1).to_bytes(32, "big") + (32).to_bytes(32, "big") + entry
+    [node] = abi.decode_result("nodesPage", single)
+    assert node["endpoint"] == "a" * length
+
+
+@given(st.binary(max_size=600), st.sampled_from(["nodesPage", "nodeOf", "isActive"]))
+def test_s54_results_of_any_form_are_survived(data: bytes, function: str) -> None:
+    with contextlib.suppress(DecodingError):
+        load_abi("nodes").decode_result(function, data)

@@ -9,8 +9,12 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from splitup.chain.abi import CONTRACTS, load_abi
+from splitup.chain.client import Chain
+from splitup.chain.deployment import Deployment
+from splitup.chain.event_stream import decode_logs
 from splitup.chain.rpc import Rpc, RpcError
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.errors import ChainUnavailable, ConfigurationError
 from splitup.net.http import serve_app
 
@@ -49,9 +53,19 @@ async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
 
 
 DONE = json.dumps({"jsonrpc": "2.0", "id": 1, "result": "0x7"})
+HASH, ADDRESS = "0x" + "ab" * 32, "0x" + "cd" * 20
+LOG = {"address": ADDRESS, "topics": [HASH], "data": "0x", "blockNumber": "0x1", "logIndex": "0x0"}
+LOG |= {"blockHash": HASH, "transactionHash": HASH}
+BLOCK = {"number": "0x1", "hash": HASH, "parentHash": HASH, "timestamp": "0x65"}
+RECEIPT = {"transactionHash": HASH, "blockNumber": "0x1", "blockHash": HASH, "gasUsed": "0x5208"}
+RECEIPT |= {"status": "0x1", "to": None, "contractAddress": ADDRESS, "logs": [LOG]}
 
 
-@pytest.mark.parametrize("method", ["eth_call", "eth_getLogs", "eth_sendRawTransaction"])
+def answer_with(result: object) -> str:
+    return json.dumps({"jsonrpc": "2.0", "id": 0, "result": result})
+
+
+@pytest.mark.parametrize("method", ["eth_chainId", "eth_estimateGas", "eth_blockNumber"])
 async def test_what_may_be_repeated_outlives_lost_answers(endpoint: Endpoint, method: str) -> None:
     endpoint.answers = [None, "no JSON", "[]", DONE]
     async with Rpc(endpoint.url) as rpc:
@@ -112,3 +126,108 @@ async def test_why_a_batch_is_refused_is_told(endpoint: Endpoint) -> None:
         for reason in ("too many requests", "answers no batches", "answers no batches"):
             with pytest.raises(RpcError, match=reason):
                 await rpc.request_all(*calls)
+
+
+@pytest.mark.parametrize(
+    ("method", "result"),
+    [
+        ("eth_call", None),
+        ("eth_call", "0x123"),
+        ("eth_call", "0xzz"),
+        ("eth_getCode", {}),
+        ("eth_blockNumber", "0x"),
+        ("eth_blockNumber", "0x" + "f" * 17),  # no clock reaches it
+        ("eth_estimateGas", 21_000),
+        ("eth_gasPrice", "0x" + "f" * 65),
+        ("eth_sendRawTransaction", None),
+        ("eth_getBlockByNumber", {}),
+        ("eth_getBlockByNumber", BLOCK | {"hash": None}),
+        ("eth_getBlockByHash", BLOCK | {"timestamp": "soon"}),
+        ("eth_getLogs", None),
+        ("eth_getLogs", [None]),
+        ("eth_getLogs", [LOG | {"topics": HASH}]),
+        ("eth_getLogs", [LOG | {"data": "0x1"}]),
+        ("eth_getTransactionReceipt", RECEIPT | {"logs": [{}]}),
+        ("eth_getTransactionReceipt", []),
+    ],
+)
+async def test_s54_what_is_no_result_counts_as_no_answer(
+    endpoint: Endpoint, method: str, result: object
+) -> None:
+    endpoint.answers = [answer_with(result)] * tuning.RPC_TRIES
+    async with Rpc(endpoint.url) as rpc:
+        with pytest.raises(ChainUnavailable, match="does not answer"):
+            await rpc.request(method)
+    assert not endpoint.answers, "another server behind the same URL may be whole"
+
+
+@pytest.mark.parametrize(
+    ("method", "result"),
+    [
+        ("eth_call", "0x"),
+        ("eth_getBlockByNumber", None),
+        ("eth_getBlockByNumber", BLOCK | {"baseFeePerGas": "0x7", "size": "0x1"}),
+        ("eth_getLogs", [LOG]),
+        ("eth_getTransactionReceipt", RECEIPT),
+        ("eth_getTransactionReceipt", None),
+        ("anvil_anything", [1, 2]),
+    ],
+)
+async def test_results_come_as_they_are(endpoint: Endpoint, method: str, result: object) -> None:
+    endpoint.answers = [answer_with(result)]
+    async with Rpc(endpoint.url) as rpc:
+        assert await rpc.request(method) == result
+
+
+async def test_s54_a_batch_is_checked_by_what_each_call_asked(endpoint: Endpoint) -> None:
+    calls = [("eth_getBlockByNumber", []), ("eth_getLogs", [])]
+    bad = [{"id": 1, "result": BLOCK}, {"id": 0, "result": [LOG]}]
+    good = [{"id": 1, "result": [LOG]}, {"id": 0, "result": BLOCK}]
+    endpoint.answers = [json.dumps(bad), "[null, null]", json.dumps(good)]
+    async with Rpc(endpoint.url) as rpc:
+        assert await rpc.request_all(*calls) == [BLOCK, [LOG]]
+
+
+async def test_s54_an_answer_has_a_length(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_RPC_ANSWER_BYTES", 1_000)
+    endpoint.answers = [answer_with("0x" + "00" * 500), answer_with("0x" + "00" * 400)]
+    async with Rpc(endpoint.url) as rpc:
+        with pytest.raises(RpcError, match="more than 1000 bytes"):  # so ranges become smaller
+            await rpc.request("eth_call")
+        assert await rpc.request("eth_call") == "0x" + "00" * 400
+
+
+async def test_s54_an_error_is_repeated_in_part(endpoint: Endpoint) -> None:
+    endpoint.answers = [json.dumps({"error": {"message": "no" * 1_000}}), '{"error": [1]}']
+    async with Rpc(endpoint.url) as rpc:
+        with pytest.raises(RpcError) as caught:
+            await rpc.request("eth_call")
+        assert len(str(caught.value)) < 700
+        with pytest.raises(RpcError, match="refused eth_call"):
+            await rpc.request("eth_call")
+
+
+DEPLOYED = Deployment(1, HASH, **{name: ADDRESS for name in CONTRACTS})
+
+
+@pytest.mark.parametrize("result", ["0x", "0x" + "ff" * 32, "0x" + "ff" * 2_000])
+@pytest.mark.parametrize("function", ["nodesPage", "nodeCount", "nodeOf", "isActive"])
+async def test_s54_a_result_of_another_form_is_the_endpoints_fault(
+    endpoint: Endpoint, function: str, result: str
+) -> None:
+    arguments = {"nodesPage": [0, 1], "nodeCount": []}.get(function, [ADDRESS])
+    if function == "nodeCount" and result != "0x":
+        return  # any number is one
+    endpoint.answers = [answer_with(result)]
+    async with Chain(Rpc(endpoint.url), DEPLOYED, None) as chain:
+        with pytest.raises(ChainUnavailable, match="something else than its result"):
+            await chain.call("nodes", function, *arguments)
+
+
+async def test_s54_a_damaged_event_is_the_endpoints_fault(endpoint: Endpoint) -> None:
+    [topic] = [t for t, e in load_abi("market").events.items() if e["name"] == "BalanceFrozen"]
+    for change in ({"topics": [topic]}, {"topics": [topic, HASH]}, {"topics": [topic] * 4}):
+        with pytest.raises(ChainUnavailable, match="damaged"):
+            decode_logs(DEPLOYED, [LOG | change])

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from splitup.core.errors import ConfigurationError, InvalidInput
+from splitup.net.admission import get_group
 
 _log = logging.getLogger("splitup.tcp_relay")
 
@@ -118,11 +119,12 @@ class TcpRelay:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, (host, *_) = await loop.sock_accept(self._socket)
+                connection, (address, *_) = await loop.sock_accept(self._socket)
             except OSError as error:  # no descriptor is left, or the other side has gone
                 _log.warning("a connection was not accepted: %s", error)
                 await asyncio.sleep(0.1)
                 continue
+            host = get_group(address)  # who has one address of IPv6 has 2^64
             if (
                 self._open.total() >= self._limits.connections
                 or self._open[host] >= self._limits.per_address

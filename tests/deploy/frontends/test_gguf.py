@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
@@ -18,7 +19,7 @@ from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.decoder.quantised import dequantise
 from splitup_deploy.frontends.decoder.step_function import trace_decoder
 from splitup_deploy.frontends.gguf.config import read_config
-from splitup_deploy.frontends.gguf.header import FORMATS, MAX_ARRAY, read_gguf
+from splitup_deploy.frontends.gguf.header import FORMATS, MAX_ARRAY, Metadata, read_gguf
 from splitup_deploy.frontends.gguf.tokenizer import make_tokenizer
 from splitup_deploy.frontends.gguf.word_splits import SPLITS
 from splitup_deploy.frontends.huggingface.checkpoint import DirectoryWeights
@@ -316,6 +317,32 @@ def test_special_tokens_of_phi_3_take_the_spaces_behind_them() -> None:
         tokenizer = make_scored("llama", **change, **{"general.architecture": family})
         ids = tokenizer.encode("a<|end|> \nb", add_special_tokens=False).ids
         assert tokenizer.decode(ids[ids.index(len(tokens) - 1) + 1 :]) == wanted
+
+
+def test_s57_a_tokenizer_has_no_more_merges_than_a_file_has_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of all words of two letters up to a length, each merges at each of its places."""
+    pieces = [
+        "".join(word) for size in range(1, 6) for word in itertools.product("ab", repeat=size)
+    ]
+    tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    metadata: Metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [*tokens],
+        "tokenizer.ggml.token_type": [6] * 256 + [1] * len(pieces),
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    merges = sum(len(piece) - 1 for piece in pieces)
+    for most in (merges, merges - 1):
+        monkeypatch.setattr("splitup_deploy.frontends.gguf.tokenizer.MAX_ARRAY", most)
+        if most == merges:
+            found = json.loads(make_tokenizer(metadata, len(tokens)))
+            assert len(found["model"]["merges"]) == merges
+        else:
+            with pytest.raises(InvalidModel, match=f"merges more than {most} pairs"):
+                make_tokenizer(metadata, len(tokens))
 
 
 def test_a_tokenizer_with_scores_that_is_not_consistent_is_refused() -> None:

@@ -18,6 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from splitup_deploy.cutting.build import build
 from splitup_deploy.frontends.huggingface.directory import load_huggingface
+from splitup_deploy.frontends.pytorch import state_files
+from splitup_deploy.frontends.pytorch.pickle_reader import PickledBytes
+from splitup_deploy.frontends.pytorch.state_files import _LEGACY_MAGIC as _MAGIC
 from splitup_deploy.frontends.pytorch.state_files import read_state_file
 from splitup_deploy.uncut_model import load_reference
 
@@ -438,3 +441,60 @@ def test_a_trainer_s_state_is_left_out_and_a_second_set_of_weights_refused(tmp_p
     path.write_bytes(sf.archive({**trained, "ema": {"w": weight}}, [data]))
     with pytest.raises(InvalidModel, match="has weights under 'model' and 'ema': keep one"):
         read(path)
+
+
+# A pickle remembers values, and names each as often as it likes, with two bytes.
+_ORDERED = b"ccollections\nOrderedDict\nq\x01"
+_STORAGE = b"ctorch.storage\n_load_from_bytes\nq\x01"
+_PAIRS = b"](\x8c\x01kK\x01\x86q\x02" + b"h\x02" * 999 + b"e\x85q\x0300"
+
+
+def test_s57_a_list_counts_each_time_that_something_is_made_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("splitup.core.tuning.MAX_PICKLE_OPCODES", 10_000)
+    file = tmp_path / "state.pkl"
+    for times, problem in ((8, "holds no dict"), (20, "more than 10000 operations")):
+        file.write_bytes(b"\x80\x04" + _ORDERED + _PAIRS + b"h\x01h\x03R0" * times + b"}.")
+        with pytest.raises(InvalidModel, match=problem):
+            read_state_file(file)
+
+
+def test_s57_a_storage_inside_a_pickle_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = b"".join(pickle.dumps(v, 2) for v in (_MAGIC, 1001, {"little_endian": True}))
+    identity = b"(\x8c\x07storagectorch\nFloatStorage\n\x8c\x010\x8c\x03cpuK\x00tQ."
+    inner += b"\x80\x02" + identity + pickle.dumps(["0"], 2) + bytes(8)
+    blob = b"B" + struct.pack("<I", len(inner)) + inner + b"\x85q\x0200"
+    file, read = tmp_path / "state.pkl", []
+    file.write_bytes(b"\x80\x04" + _STORAGE + blob + b"h\x01h\x02R0" * 100 + b"}.")
+
+    def count(reader: state_files._Reader, blob: PickledBytes) -> Any:
+        read.append(blob)
+        return read_legacy(reader, blob)
+
+    read_legacy = state_files._Reader.read_legacy
+    monkeypatch.setattr(state_files._Reader, "read_legacy", count)
+    with pytest.raises(InvalidModel, match="holds no dict"):
+        read_state_file(file)
+    assert len(read) == 2  # the file, and the storage
+
+
+def test_s57_a_dict_under_many_names_is_looked_through_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+
+    def look(value: object) -> bool:
+        looked.append(id(value))
+        return False
+
+    monkeypatch.setattr(state_files, "_holds_tensors", look)
+    other = {"no": 1}
+    root = {"model": {}} | dict.fromkeys((f"name{number}" for number in range(100)), other)
+    file = tmp_path / "state.pkl"
+    file.write_bytes(pickle.dumps(root, 3))
+    with pytest.raises(InvalidModel, match="holds no dict"):
+        read_state_file(file)
+    assert len(looked) == 1

@@ -9,6 +9,7 @@ tokens with the highest sum; "bert" takes the longest token that a word begins w
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Any, Final
 from splitup.core.errors import InvalidModel
 from splitup.graph.manifest import ChatInfo
 from splitup_deploy.frontends.chat import choose_template, make_chat
-from splitup_deploy.frontends.gguf.header import Metadata
+from splitup_deploy.frontends.gguf.header import MAX_ARRAY, Metadata
 from splitup_deploy.frontends.gguf.word_splits import GPT2, SPLITS
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _BYTE = 1, 2, 3, 4, 6
@@ -144,13 +145,14 @@ def _make_scored(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> d
     _expect(found == names, "has not one token per byte")
     pieces = {token for token, kind in zip(ids, kinds, strict=True) if kind == _NORMAL}
     _expect(max(map(len, pieces), default=0) <= _LONGEST, "has a token that is too long")
-    merges = [
+    found_merges = (
         (-scores[ids[piece]], ids[piece[:cut]], ids[piece[cut:]])
         for piece in pieces
         for cut in range(1, len(piece))
         if piece[:cut] in pieces and piece[cut:] in pieces
-    ]
-    merges.sort()
+    )
+    merges = sorted(itertools.islice(found_merges, MAX_ARRAY + 1))
+    _expect(len(merges) <= MAX_ARRAY, f"merges more than {MAX_ARRAY} pairs")
     tokens = list(ids)
     pairs = [[tokens[left], tokens[right]] for _, left, right in merges]
     return _make_plain(metadata, ids, kinds, pairs, _get_flag(metadata, "add_space_prefix", True))

@@ -6,7 +6,8 @@ constructors of this project. Nothing is imported, no class is instantiated, no 
 called; any other opcode or name is refused. Bytes are not read but become ``PickledBytes``, a place
 in the file.
 
-Nothing recurses, strings and integers are bounded, and every opcode is counted.
+Nothing recurses, strings and integers are bounded. Every opcode is counted, and every value of a
+list or tuple each time that a constructor takes it: a pickle may name one list again and again.
 Source: the opcodes' definitions in CPython's ``pickletools``.
 """
 
@@ -80,9 +81,11 @@ class _Machine:
         self.left = end - file.tell()
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.operations = 0
 
     def run(self) -> Any:
-        for _ in range(tuning.MAX_PICKLE_OPCODES):
+        while self.operations < tuning.MAX_PICKLE_OPCODES:
+            self.operations += 1
             opcode = self.take(1)
             if opcode == b".":
                 value = self.pop()
@@ -225,6 +228,7 @@ class _Machine:
         arguments, function = self.pop_value(), self.pop_value()
         if type(function) is not Constructor or type(arguments) is not tuple:
             raise self.fail("calls something that is no constructor of tensors")
+        self.operations += sum(len(one) for one in arguments if isinstance(one, list | tuple))
         self.stack.append(function.make(arguments))
 
     def build(self) -> None:

@@ -112,6 +112,7 @@ class _Reader:
     size: int
     entries: dict[str, PickledBytes] | None = None
     storages: dict[str, _Storage] = field(default_factory=dict)
+    inner: dict[PickledBytes, _Storage] = field(default_factory=dict)  # what was read, once each
     nested: bool = False
 
     def fail(self, problem: str) -> InvalidModel:
@@ -277,12 +278,15 @@ class _Reader:
             len(arguments) == 1 and isinstance(arguments[0], PickledBytes) and not self.nested,
             "has a malformed storage",
         )
+        if (known := self.inner.get(arguments[0])) is not None:
+            return known
         position = self.file.tell()
         inner = _Reader(self.path, self.file, self.size, nested=True)
         root = inner.read_legacy(arguments[0])
         self.file.seek(position)
         self.check(isinstance(root, _Storage), "has a malformed storage")
         assert isinstance(root, _Storage)  # for the type checker
+        self.inner[arguments[0]] = root
         return root
 
     # layouts
@@ -398,8 +402,8 @@ def read_state_file(path: Path) -> dict[str, WeightSource]:
 def _find_weights(reader: _Reader, root: Any) -> Sequence[tuple[str, Any]]:
     for key in _INNER:
         if isinstance(root, dict) and isinstance(root.get(key), dict):
-            rivals = (name for name in root if name != key and _holds_tensors(root[name]))
-            other = next(rivals, None)
+            others = {id(root[name]): name for name in root if name != key}  # each value once
+            other = next((name for name in others.values() if _holds_tensors(root[name])), None)
             reader.check(other is None, f"has weights under {key!r} and {other!r:.40}: keep one")
             root = root[key]
     reader.check(isinstance(root, dict) and bool(root), "holds no dict of tensors")

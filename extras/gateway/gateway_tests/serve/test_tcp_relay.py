@@ -125,6 +125,26 @@ async def test_there_are_so_many_connections_and_no_more() -> None:
         two[1][1].close()
 
 
+async def test_s24_a_network_of_ipv6_counts_as_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"in")
+        await reader.read()
+        writer.close()
+
+    accept, hosts = asyncio.get_running_loop().sock_accept, iter(("2001:db8::1", "2001:db8::2"))
+
+    async def accept_ipv6(listening: socket.socket) -> tuple[socket.socket, tuple[str, int]]:
+        connection, (_, port) = await accept(listening)
+        return connection, (next(hosts), port)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", accept_ipv6)
+    async with relay_to(serve, RelayLimits(connections=9, per_address=1)) as relay:
+        for wanted in (b"in", b""):
+            reader, writer = await asyncio.open_connection(HOST, relay.port)
+            assert await reader.read(2) == wanted
+            writer.close()
+
+
 async def test_a_silent_connection_is_closed() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"in")

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from gateway_tests.split.local_nodes import LocalNodes, serve_split
+from splitup_gateway.access import Access
+from splitup_gateway.api_keys import ApiKeys
 from splitup_private.split.messages import PATH
 
 from splitup.graph.manifest_rules import load_manifest
@@ -120,3 +122,40 @@ async def test_readers_that_stall_take_no_place_for_long(
                 if answer.status == 200:
                     break
         writer.transport.abort()
+
+
+async def test_s56_a_key_that_reads_slowly_keeps_files_from_no_other(
+    nodes: LocalNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("PARALLEL", 3), ("WAIT_S", 0.05)):
+        monkeypatch.setattr(f"splitup_gateway.split.files.{name}", value)
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(64 * 2**20)  # more than sockets hold
+    nodes.files["f" * 64] = large
+    keys = ApiKeys.open(f"sqlite:///{tmp_path / 'keys.sqlite'}")
+    slow, other = keys.create("slow"), keys.create("other")
+    readers: list[asyncio.StreamReader] = []
+    writers: list[asyncio.StreamWriter] = []
+    async with (
+        serve_split(nodes, access=Access(keys)) as url,
+        aiohttp.ClientSession() as http,
+        asyncio.timeout(HANG_S),
+    ):
+        parts, path = urlsplit(url), f"{PATH}/files/"
+        ask = f"GET {path}{'f' * 64} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {slow}"
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1)
+            writer.write(f"{ask}\r\n\r\n".encode())
+            assert await reader.readexactly(12) == b"HTTP/1.1 200"  # and nothing more
+            readers.append(reader)
+            writers.append(writer)
+        small = f"{url}{path}{nodes.cut.manifest.model_id[2:]}"
+        for secret, status in ((slow, 503), (other, 200), (other, 200)):
+            async with http.get(small, headers={"Authorization": f"Bearer {secret}"}) as answer:
+                assert answer.status == status
+        with pytest.raises(asyncio.IncompleteReadError):  # the newest gave its place up
+            await readers[2].readexactly(64 * 2**20)
+        for writer in writers:
+            writer.transport.abort()
+    keys.close()

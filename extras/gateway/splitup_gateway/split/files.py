@@ -3,25 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 from splitup_private.split.messages import SplitError
 
-PARALLEL: Final = 8  # files that are sent at once; others wait
+from splitup.core.places import Places
+
+PARALLEL: Final = 8  # files that are sent at once; others of the same key wait
 WAIT_S: Final = 30.0  # that they wait at most
 STALL_S: Final = 30.0  # a reader that takes nothing for so long is gone
 _PIECE_BYTES: Final = 256 * 1024
 
 
 class FileSender:
-    """Sends files whose names are their SHA-256."""
+    """Sends files whose names are their SHA-256.
+
+    Where all places are taken, the key that has the most gives its newest one up for another's: its
+    device goes on with a range later.
+    """
 
     def __init__(self) -> None:
-        self._places = asyncio.Semaphore(PARALLEL)
+        self._places: Places[asyncio.Task[Any]] = Places(PARALLEL)
+        self._left = asyncio.Event()  # another one each time that a place was left
 
-    async def send(self, request: web.Request, path: Path, digest: str) -> web.StreamResponse:
+    @asynccontextmanager
+    async def _hold_place(self, principal: str) -> AsyncIterator[None]:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while (shed := self._places.take(principal, task)) == (principal, task):
+                    await self._left.wait()
+        except TimeoutError:
+            raise SplitError(
+                "too_many_files", "too many files are being sent; try again", status=503
+            ) from None
+        if shed is not None:
+            shed[1].cancel()
+        try:
+            yield
+        finally:
+            self._places.leave(principal, task)
+            self._left.set()
+            self._left = asyncio.Event()
+
+    async def send(
+        self, request: web.Request, path: Path, digest: str, principal: str
+    ) -> web.StreamResponse:
         """Answer with a file, or with the range of it that was asked for (RFC 9110, 14).
 
         Raises SplitError for a range beyond the file (416) and when too many are sent (503).
@@ -43,20 +75,11 @@ class FileSender:
             response.set_status(206)
             response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
         response.content_length = end - start
-        try:
-            async with asyncio.timeout(WAIT_S):
-                await self._places.acquire()
-        except TimeoutError:
-            raise SplitError(
-                "too_many_files", "too many files are being sent; try again", status=503
-            ) from None
-        try:
+        async with self._hold_place(principal):
             await response.prepare(request)
             if request.method != "HEAD":
                 await _write(response, path, start, end)
                 await response.write_eof()
-        finally:
-            self._places.release()
         return response
 
 

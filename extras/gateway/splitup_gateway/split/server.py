@@ -24,7 +24,7 @@ from splitup.client.text.generation import get_text_info
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.messages.base import Message
 from splitup_gateway.access import Access
-from splitup_gateway.api_keys import ApiKey
+from splitup_gateway.api_keys import ApiKey, get_principal
 from splitup_gateway.errors import translate
 from splitup_gateway.quotes import Quotes
 from splitup_gateway.split.files import STALL_S, FileSender
@@ -116,7 +116,8 @@ class SplitServer:
         digest = request.match_info["digest"]
         for served in self._allowed(key):
             if digest in served.files:
-                return await self._files.send(request, served.files[digest], digest)
+                path = served.files[digest]
+                return await self._files.send(request, path, digest, get_principal(key))
         raise SplitError(
             "file_unknown",
             f"no model here leaves a file '{digest:.80}' to the client; see "

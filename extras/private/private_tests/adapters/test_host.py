@@ -336,6 +336,33 @@ async def test_s31_a_session_that_starts_may_lose_its_place(
         assert not host._sessions and set(host._groups) == {"older", "another"}
 
 
+async def test_s55_what_cannot_be_keys_starts_no_process_and_takes_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To start one takes half a second of a processor and 160 MB, and a stranger sends a byte."""
+    async with run_host(options=HostOptions(sessions=1)) as (_, server), SignedClient() as http:
+        adapter = await EncryptedAdapter.open(http, AdapterOptions(server.url, "poems"), WIDTH)
+        begun: list[int] = []
+
+        async def start_child(adapter: Adapter, keys: bytes) -> Child:
+            begun.append(len(keys))
+            raise PeerFault("no keys")
+
+        monkeypatch.setattr(host_module, "_start_child", start_child)
+        monkeypatch.setattr(Admission, "get_group", lambda *_: "192.0.2.1")
+        start = routes.ADAPTER_KEYS.url(server.url, adapter=ADAPTER.info.adapter)
+        whole = ClientKeys(ADAPTER.info.parameters).make_rotation_keys(LAYOUT.steps)
+        shorter = whole[:8] + (1_000_000).to_bytes(8, "little") + whole[16:1_000_000]
+        for data, problem in ((b"x", "truncated"), (whole[:-1], "truncated"), (shorter, "too few")):
+            with pytest.raises(Refused, match=problem):
+                await post(http, start, data)
+        assert not begun
+        await check_answer(adapter)
+        with pytest.raises(Refused, match="no keys"):
+            await post(http, start, whole)
+        assert begun == [len(whole)]
+
+
 async def test_s31_a_session_computes_few_answers_at_once() -> None:
     async with run_host() as (host, server), SignedClient() as http:
         adapter = await EncryptedAdapter.open(http, AdapterOptions(server.url, "poems"), WIDTH)

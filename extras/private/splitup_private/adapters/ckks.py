@@ -70,6 +70,30 @@ def compute_key_bytes(parameters: CkksParameters, layout: SlotLayout) -> int:
     return len(layout.steps) * (primes - 1) * polynomial_bytes + table_bytes
 
 
+def check_rotation_keys(
+    data: bytes | memoryview, parameters: CkksParameters, layout: SlotLayout
+) -> None:
+    """Raise PeerFault for bytes that cannot be keys for rotations, by their head and length.
+
+    Their numbers below the primes are random, so that nothing makes them shorter.
+    """
+    what = "the keys for rotations"
+    _check_head(data, what)
+    most = compute_key_bytes(parameters, layout)
+    polynomial_bytes = sum(bits - 1 for bits in parameters.prime_bits) * parameters.degree // 8
+    least = len(layout.steps) * (len(parameters.prime_bits) - 1) * polynomial_bytes
+    if not least <= len(data) <= most:
+        raise PeerFault(
+            f"{what}: {len(data)} bytes are too {'few' if len(data) < least else 'many'}"
+        )
+
+
+def _check_head(data: bytes | memoryview, what: str) -> None:
+    head = bytes(data[:16])
+    if head[:3] != _MAGIC or int.from_bytes(head[8:], "little") != len(data):
+        raise PeerFault(f"{what}: {len(data)} bytes that are truncated, or not SEAL's")
+
+
 class Memory:
     """A file in memory, through which SEAL's objects become bytes and bytes become objects."""
 
@@ -85,9 +109,7 @@ class Memory:
 
     def read(self, kind: Any, context: Any, data: bytes | memoryview, what: str) -> Any:
         """Return the object in bytes of a stranger; raise PeerFault. ``what`` it is meant to be."""
-        head = bytes(data[:16])
-        if head[:3] != _MAGIC or int.from_bytes(head[8:], "little") != len(data):
-            raise PeerFault(f"{what}: {len(data)} bytes that are truncated, or not SEAL's")
+        _check_head(data, what)
         with open(self._path, "wb", buffering=0) as file:
             file.write(data)
         thing = kind()
@@ -210,9 +232,8 @@ class Evaluation(_Scheme):
 
     def load_keys(self, data: bytes | memoryview) -> None:
         """Take a client's keys for rotations; raise PeerFault."""
+        check_rotation_keys(data, self.parameters, self._layout)
         what = "the keys for rotations"
-        if len(data) > compute_key_bytes(self.parameters, self._layout):
-            raise PeerFault(f"{what}: {len(data)} bytes are too many")
         keys = self.memory.read(self.seal.GaloisKeys, self.context, data, what)
         steps = self._layout.steps
         missing = [step for step in steps if not keys.has_key(self.find_element(step))]

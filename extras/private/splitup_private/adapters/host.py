@@ -28,6 +28,7 @@ from splitup.net.http import add_routes, get_admission, make_app, read_body
 from splitup.sandbox.child import Child, ChildDied, ChildFailed
 from splitup_private.adapters import routes
 from splitup_private.adapters.ckks import (
+    check_rotation_keys,
     compute_answer_bytes,
     compute_input_bytes,
     compute_key_bytes,
@@ -132,9 +133,10 @@ class AdapterHost:
         adapter = self._adapters.get(request.match_info["adapter"])
         if adapter is None:
             raise Refused("this host holds no such adapter; ask for the list", status=404)
-        info = adapter.info
-        _check_length(request, compute_key_bytes(info.parameters, get_layout(info)))
+        info, layout = adapter.info, get_layout(adapter.info)
+        _check_length(request, compute_key_bytes(info.parameters, layout))
         keys = await read_body(request)
+        check_rotation_keys(keys, info.parameters, layout)  # before they cost a process and a place
         name = secrets.token_hex(32)
         self._take_place(get_admission(request).get_group(request), name)
         try:
