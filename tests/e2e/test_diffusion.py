@@ -26,6 +26,8 @@ from tests.deploy.steps import run_step
 from tests.e2e.conftest import CHUNK, EXAMPLE, MODEL, Network
 from tests.e2e.test_serve import run_server
 
+pytestmark = pytest.mark.long  # in small: decode/test_block_diffusion, client/text/test_block_model
+
 BLOCKS, LAYERS, TOKENS = "blocks", 4, 18
 PROMPT = "library for"
 MANY_TRIES = 8  # of seven tasks: three plans of four name four different nodes of five

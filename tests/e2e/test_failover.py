@@ -160,6 +160,7 @@ def test_f26_two_nodes_killed_in_sequence(network: Network, undisturbed: list[in
     assert done.tokens == undisturbed and len(set(killed)) == 2
 
 
+@pytest.mark.long  # in small: tests/node/execution/test_takeover.py
 def test_f04_stopped_node_is_replaced_and_its_late_word_ignored(
     network: Network, undisturbed: list[int]
 ) -> None:

@@ -32,6 +32,7 @@ def session(undisturbed: Text) -> Session:
     return undisturbed.session
 
 
+@pytest.mark.long  # in small: tests/oracle/gateway/test_several_gateways.py
 def test_a_gateway_killed_in_mid_execution_costs_nothing(
     network: Network, undisturbed: Text
 ) -> None:

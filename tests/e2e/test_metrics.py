@@ -109,6 +109,7 @@ def test_no_secret_is_shown(network: Network) -> None:
         assert not re.search(r"0x[0-9a-f]{40}", text), "no account, no key"
 
 
+@pytest.mark.long  # in small: tests/client/test_telemetry.py
 async def test_an_execution_is_sent_as_a_trace_without_its_text(network: Network) -> None:
     async with run_collector() as (url, spans, _):
         process = await asyncio.create_subprocess_exec(

@@ -179,6 +179,7 @@ def test_command_line_runs_and_tells_the_receipt(
     assert len(checked["signers"]) >= 3
 
 
+@pytest.mark.long  # in small: the front door compares its text with that of the SDK
 def test_synchronous_generation_repeats_itself(network: Network) -> None:
     with SplitUp.connect_sync(network.config) as net:
         options = {"max_tokens": 6, "temperature": 0.8, "seed": 5}
@@ -194,6 +195,7 @@ def test_synchronous_generation_repeats_itself(network: Network) -> None:
     assert 1 <= len(first) <= 6
 
 
+@pytest.mark.long  # in small: tests/decode/test_speculative.py, client/text/test_drafting.py
 @pytest.mark.parametrize(
     ("draft", "prompt", "options"),
     [

@@ -238,6 +238,7 @@ def test_every_section_on_a_phone_in_the_dark_by_keyboard(browser: Browser, url:
     context.close()
 
 
+@pytest.mark.long  # in small: test_api_keys.py of serve; the tab alone is here
 def test_a_key_is_asked_for_and_forgotten_with_the_tab(
     browser: Browser, network: Network, tmp_path: Path
 ) -> None:

@@ -211,6 +211,7 @@ def test_an_adapter_is_applied_under_encryption_or_not_at_all(
     assert answer.locator(".text").inner_text() == ""
 
 
+@pytest.mark.long  # in small: gateway_tests/split/test_client.py, where the server forgets
 def test_an_evicted_session_is_fed_again(page: Page, recorder: Recorder) -> None:
     wanted = ask(page, PROMPT, 4, temperature=0)
     start = len(recorder.list_frames())
@@ -281,6 +282,7 @@ def test_nothing_that_leaves_the_browser_holds_text_or_tokens(
     assert not any(head.startswith(b"POST") or b"cookie" in head for head in recorder.list_heads())
 
 
+@pytest.mark.long  # in small: gateway_tests/split
 def test_without_websockets_the_page_uses_http(
     context: BrowserContext, page: Page, recorder: Recorder
 ) -> None:

@@ -229,6 +229,7 @@ def test_requests_at_once_are_served_side_by_side(client: openai.OpenAI, url: st
     assert texts[:3] == texts[3:6] == texts[6:9] == texts[9:] and len(set(texts)) > 1
 
 
+@pytest.mark.long  # in small: it sits on OpenAI's package, which the other tests use
 def test_langchain_runs_unchanged(url: str) -> None:
     from langchain_openai import ChatOpenAI  # takes seconds of each process that collects tests
 
@@ -317,9 +318,10 @@ async def test_a_client_that_leaves_ends_its_text_and_its_bill(
     ("flags", "said"),
     [
         (("--host", "0.0.0.0"), "not a loopback address"),
-        (
+        pytest.param(
             ("--lease-seconds", "1801"),
             "--lease-seconds is 1801 s, and an execution on this network may last 5 to 1800 s",
+            marks=pytest.mark.long,
         ),
     ],
 )

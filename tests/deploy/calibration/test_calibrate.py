@@ -270,6 +270,7 @@ def test_variants_are_computed_in_processes_of_their_own(
         calibrate_model(compiled, empty, 3, variants=(unable,))
 
 
+@pytest.mark.long  # in small: above, with a model that has no client
 def test_a_private_model_is_calibrated_where_nodes_compute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

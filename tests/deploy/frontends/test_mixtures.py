@@ -74,6 +74,7 @@ def test_logits_agree(name: str, golden: dict[str, Any], tmp_path: Path) -> None
     assert relative_error(given, golden[f"{name}/prefill"]) <= BOUND
 
 
+@pytest.mark.long  # in small: above, by the reference
 def test_logits_of_a_file_agree_in_steps_of_any_size(
     program: TaskProgram, golden: dict[str, Any]
 ) -> None:
@@ -91,6 +92,7 @@ def test_files_have_the_graphs_of_directories(name: str, tmp_path: Path) -> None
     assert file.graph.to_bytes() == directory.graph.to_bytes()
 
 
+@pytest.mark.long  # in small: as above, and trees of test_variations.py by the reference
 def test_a_tree_and_then_keep_equal_the_sequence(program: TaskProgram) -> None:
     wanted, start = feed(program, TOKENS), 7
     a, b, c, d = TOKENS[start : start + 4]

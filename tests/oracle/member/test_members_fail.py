@@ -338,6 +338,7 @@ async def is_past(network: Network, block: int) -> bool:
     return (await network.client.fetch_head()).number > block
 
 
+@pytest.mark.long  # in small: tests/protocol/committee/test_handovers.py
 async def test_a_member_is_replaced_while_executions_go_on(network: Network) -> None:
     before = await fetch_committee(network.client)
     rows = sorted([network.rows[0], network.rows[1], network.rows[2], network.rows[4]])
