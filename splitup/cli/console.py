@@ -6,15 +6,19 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 EXIT_CODES: Final = (
     "Exit codes: 0 done; 1 the network, the chain or a peer failed, or the answer is no; "
     "2 a flag, file, key or balance is wrong; 130 interrupted."
 )
+_WIDEST: Final = 10_000  # characters of a table's line
 _ERASE_LINE: Final = "\r\x1b[2K"
 
 
@@ -89,6 +93,12 @@ class Output:
             self.log.file.write(_ERASE_LINE)
             self.log.file.flush()
         self._progress = ""
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table without cutting a cell: they are copied, and a terminal wraps long lines."""
+    table.width = table.__rich_measure__(console, console.options.update(max_width=_WIDEST)).maximum
+    console.print(table, soft_wrap=True)
 
 
 def _open_console(*, stderr: bool = False) -> Console:

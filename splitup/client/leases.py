@@ -44,9 +44,7 @@ _log = logging.getLogger("splitup.serve")
 RETRY_S: Final = 5.0  # after a lease could not be opened ahead of a request
 KNOWN_EXECUTIONS: Final = 10_000  # whose receipts clients may ask for
 CLOSE_S: Final = 30.0  # that a server which stops waits for its executions
-FAILED_CLOSE_S: Final = (
-    2.0  # and for failed ones to say their end; their refund comes minutes later
-)
+FAILED_CLOSE_S: Final = 1.0  # and for failed ones to say so; their refund comes minutes later
 
 
 class Sessions(Protocol):
@@ -217,6 +215,15 @@ class LeasePool:
     def waiting(self) -> int:
         """How many requests wait for a lease."""
         return len(self._waiting)
+
+    @property
+    def is_serving(self) -> bool:
+        """Return whether a lease serves, or nothing is known that keeps one from opening."""
+        if any(lease.session.failure is None for lease in (*self._idle, *self._lent)):
+            return True
+        quiet_since = _now() - tuning.HOLDERS_QUIET_S
+        has_failed = self._failure is not None and self._failure[0] > quiet_since
+        return not has_failed and not any(one.is_stalled for one in self._openings)
 
     def is_of(self, execution_id: str, principal: str) -> bool:
         """Return whether an execution of this pool served this principal's requests lately."""

@@ -372,6 +372,18 @@ async def test_no_request_waits_behind_an_opening_that_hangs(
         hanging.set()
 
 
+async def test_a_pool_serves_until_its_leases_fail_and_none_opens() -> None:
+    async with make_pool(warm=1) as (pool, sessions):
+        assert pool.is_serving
+        await settle(lambda: pool.idle == 1)
+        sessions.opened[0].failure = SimpleNamespace()
+        sessions.errors = [Unavailable("the chain does not answer")]
+        pool._adjust()
+        await settle(lambda: not pool.is_serving)
+        await use(pool)  # nodes are back
+        assert pool.is_serving
+
+
 async def test_no_request_waits_for_the_refund_of_an_execution_without_a_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

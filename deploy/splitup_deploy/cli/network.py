@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from splitup.cli.command import JsonOutput, as_command
-from splitup.cli.console import Output, ask_passphrase
+from splitup.cli.console import Output, ask_passphrase, print_table
 
 if TYPE_CHECKING:
     from splitup_deploy.network.deployment import DeploymentPlan
@@ -202,7 +202,7 @@ def _show_plan(plan: DeploymentPlan, settings: NetworkSettings, output: Output) 
     for step in plan.steps:
         table.add_row(step.what, "not known" if step.gas is None else f"{step.gas:,}")
     table.add_row("all", f"{plan.gas:,}")
-    output.out.print(table)
+    print_table(output.out, table)
     cost, cap = plan.gas * plan.gas_price_wei, plan.gas * plan.gas_price_cap_wei
     say(
         f"Cost: {cost / _ETHER:.6f} ether at {plan.gas_price_wei / _GWEI:.3f} gwei per gas, "

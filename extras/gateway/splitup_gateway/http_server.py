@@ -147,7 +147,8 @@ class ApiServer:
     # ---- models --------------------------------------------------------------------------------
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.json_response({"status": "ok"})
+        waits = [name for name, pool in self._pools.items() if not pool.is_serving]
+        return web.json_response({"status": "waiting" if waits else "ok"})
 
     async def _list_models(self, request: web.Request) -> web.Response:
         names = await self._list(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,11 +12,13 @@ from splitup.client.leases import LeaseOptions, LeasePool
 from splitup.client.network import Network
 from splitup.client.text.encoding import EncoderModel
 from splitup.client.text.generation import TextModel
+from splitup.core.errors import InvalidInput
 from splitup_gateway.api_keys import ApiKey
+from splitup_gateway.apis.requests import ChatRequest, parse_request
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Speculate
 from splitup_gateway.image_towers import TOWER_STEPS, ImageTower
-from splitup_gateway.preparing import Prepared
+from splitup_gateway.preparing import Prepared, prepare
 from splitup_gateway.timelines import Timelines
 
 
@@ -79,7 +82,10 @@ class ServedModels:
             await speculate()  # which loads the draft model
         pool = LeasePool(self._net, name, self._options, self._timelines.keep)
         pool.open()
-        tower = await self._add_tower(model) if isinstance(model, TextModel) else None
+        tower = None
+        if isinstance(model, TextModel):
+            tower = await self._add_tower(model)
+            await _warm_up(model)
         self._models[name] = ServedModel(model, pool, speculate, tower)
 
     async def _add_tower(self, model: TextModel) -> ImageTower | None:
@@ -150,3 +156,11 @@ class ServedModels:
         if not served.model.tokenizer.is_running:  # a prompt has ended its process
             served.model = await self._fetch(name)
         return served
+
+
+async def _warm_up(model: TextModel) -> None:
+    """Prepare a chat: its libraries are loaded and its template compiled before the first one."""
+    messages = [{"role": "user", "content": "hello"}]
+    asked = parse_request(ChatRequest, {"model": model.name, "messages": messages})
+    with contextlib.suppress(ApiError, InvalidInput):  # whoever asks is told
+        await prepare(model, asked)

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from splitup.cli.command import JsonOutput, as_command
+from splitup.cli.console import print_table
 from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption
 
 
@@ -63,7 +64,7 @@ def _show(result: dict[str, Any], console: Console) -> None:
         name = f"{row['index']} {row['label']}"
         verdict = row["verdict"] or "not tried"
         table.add_row(row["model_id"][:10], Text(name), verdict, Text(row["detail"]))
-    console.print(table)
+    print_table(console, table)
     refused = sum(not row["may_serve"] for row in result["tasks"])
     if refused:
         console.print(

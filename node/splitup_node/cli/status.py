@@ -13,7 +13,7 @@ import typer
 from rich.console import Console, Group
 
 from splitup.cli.command import JsonOutput, as_command
-from splitup.cli.console import Output
+from splitup.cli.console import Output, print_table
 from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption, open_account
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _show_earnings(result: dict[str, Any], console: Console) -> None:
     from splitup_node.owner_facts import describe_money
 
     if any(day[column] for day in result["days"] for column in _COLUMNS):
-        console.print(make_earnings_table(result["days"]))
+        print_table(console, make_earnings_table(result["days"]))
     else:
         console.print(f"nothing was earned or lost since {result['days'][0]['date']}")
     console.print(f"ready to withdraw: {describe_money(result)}", soft_wrap=True)

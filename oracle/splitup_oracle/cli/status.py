@@ -10,6 +10,7 @@ from rich.table import Table
 
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
+from splitup.cli.console import print_table
 from splitup.core.errors import SplitUpError
 from splitup.messages import api
 from splitup.net.http import SignedClient
@@ -58,7 +59,7 @@ async def fetch_status(config: OracleConfig) -> dict[str, Any]:
 def show_status(status: dict[str, Any], console: Console) -> None:
     """Print a status as a table."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("member", no_wrap=True)
+    table.add_column("member")
     for heading in _SHOWN.values():
         table.add_column(heading)
     silent = []
@@ -69,7 +70,7 @@ def show_status(status: dict[str, Any], console: Console) -> None:
         else:
             shown = {**row, "peers_down": len(row["peers_down"])}
             table.add_row(member, *(str(shown[name]) for name in _SHOWN))
-    console.print(table)
+    print_table(console, table)
     for sentence in silent:
         console.print(sentence, soft_wrap=True)
     key = "with" if status["group_key"] else "without"

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from splitup.cli.command import JsonOutput, as_command
-from splitup.cli.console import Output, printable
+from splitup.cli.console import Output, print_table, printable
 from splitup.cli.options import ConfigFlag
 
 if TYPE_CHECKING:
@@ -38,5 +38,5 @@ def _show(output: Output, offers: list[Offer]) -> None:
         context = str(offer.context or "")
         price = format_price(offer.price_nano_usdc).removesuffix(unit)
         table.add_row(printable(offer.name), kind, context, price, printable(offer.state))
-    output.out.print(table)
+    print_table(output.out, table)
     output.out.print(f"prices in{unit}", style="dim")

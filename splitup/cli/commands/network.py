@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitup.cli.command import JsonOutput, as_command
-from splitup.cli.console import Output
+from splitup.cli.console import Output, print_table
 from splitup.cli.options import DirFlag
 from splitup.config import DEFAULT_HOME
 
@@ -123,20 +123,20 @@ def _show_status(output: Output, status: NetworkStatus) -> None:
     from splitup.devnet.status import read_loading
 
     running = f"process {status.supervisor}" if status.supervisor is not None else "not running"
-    output.out.print(f"network in {status.directory}: {running}")
+    output.out.print(f"network in {status.directory}: {running}", soft_wrap=True)
     if status.processes:
         table = Table("process", "pid", "state", box=None, pad_edge=False)
         for name, pid, alive in status.processes:
             table.add_row(name, str(pid), "running" if alive else "ended")
-        output.out.print(table)
+        print_table(output.out, table)
     if status.health is None:
         output.out.print(status.problem, soft_wrap=True)
         return
-    output.out.print(status.health.describe())
+    output.out.print(status.health.describe(), soft_wrap=True)
     loading = read_loading(status.directory)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column in ("node", "endpoint", "stake", "tasks", "state"):  # 79 columns on one machine
-        table.add_column(column, no_wrap=column in ("node", "state"))
+        table.add_column(column)
     for node in status.health.nodes:
         stake = format_usdc(node.stake_micro_usdc).removesuffix(" USDC")
         endpoint = node.endpoint.removeprefix("http://")
@@ -144,6 +144,6 @@ def _show_status(output: Output, status: NetworkStatus) -> None:
         if node.address in loading:
             state = "loading"
         table.add_row(node.address, endpoint, stake, str(len(node.tasks)), state)
-    output.out.print(table)
+    print_table(output.out, table)
     if status.health.gateways:
         output.out.print(f"nodes and users join at: {status.health.gateways[0]}", soft_wrap=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitup.cli.command import JsonOutput, as_command
-from splitup.cli.console import Output
+from splitup.cli.console import Output, print_table
 from splitup.cli.options import ConfigFlag
 from splitup.core.extras import require
 from splitup_gateway.commands.databases import KeysFlag, find_keys_url
@@ -119,4 +119,4 @@ def _show(output: Output, found: list[ApiKey]) -> None:
             key.group or "none",
             "revoked" if key.is_revoked else "valid",
         )
-    output.out.print(table)
+    print_table(output.out, table)

@@ -37,6 +37,7 @@ from splitup_gateway.explorer.event_index import PAGE, EventIndex, EventPlace, T
 from splitup_gateway.explorer.uptimes import Uptimes
 
 SNAPSHOT_S: Final = 3.0  # that a list of live nodes is shown before the next one is asked for
+SHOWN_S: Final = 15.0  # that it is shown while nobody gives a newer one
 SAMPLE_S: Final = 30.0  # between two looks at who is live
 DAYS: Final = 14  # of an account's earnings
 MOST_TRANSACTIONS: Final = 64  # of an execution whose gas is shown
@@ -60,7 +61,8 @@ class Explorer:
         self._net = net
         self._index = index
         self._snapshot: Snapshot | None = None
-        self._snapshot_at = 0.0  # monotonic
+        self._snapshot_at = 0.0  # monotonic, when it was given
+        self._asked_at = 0.0
         self._refreshing = asyncio.Lock()
         self._lookups = asyncio.Semaphore(MOST_LOOKUPS)
         self._found: OrderedDict[tuple[str, str], Any] = OrderedDict()
@@ -423,17 +425,22 @@ class Explorer:
     async def _fetch_snapshot(self) -> Snapshot:
         snapshot = await self._fetch_snapshot_or_none()
         if snapshot is None:
-            raise Unavailable("the committee has not agreed on a list of live nodes yet")
+            raise Unavailable(
+                "which nodes are live is not known: the chain or the committee does not answer, or "
+                "has not agreed on a first list yet"
+            )
         return snapshot
 
     async def _fetch_snapshot_or_none(self) -> Snapshot | None:
         async with self._refreshing:
-            if time.monotonic() - self._snapshot_at >= SNAPSHOT_S:
+            if time.monotonic() - self._asked_at >= SNAPSHOT_S:
                 try:
                     self._snapshot = await self._net.fetch_snapshot()
-                except Unavailable:  # the previous list is shown, with its number
-                    pass
-                self._snapshot_at = time.monotonic()
+                    self._snapshot_at = time.monotonic()
+                except Unavailable:  # the previous list is shown for a while, with its number
+                    if time.monotonic() - self._snapshot_at >= SHOWN_S:
+                        self._snapshot = None
+                self._asked_at = time.monotonic()
             return self._snapshot
 
     async def _fetch_times(self, events: Iterable[ChainEvent]) -> dict[str, int | None]:

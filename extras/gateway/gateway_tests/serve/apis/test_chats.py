@@ -11,6 +11,8 @@ import openai
 import pytest
 from gateway_tests.serve.apis.scripted_server import NAME, PRICE, ScriptedModel, serve_script
 
+from splitup.client.text.tokenizer import ModelTokenizer
+
 ASKED: dict[str, Any] = {
     "model": NAME,
     "messages": [{"role": "user", "content": "weather?"}],
@@ -126,3 +128,17 @@ async def test_what_agents_send_is_taken(model: ScriptedModel) -> None:
             store=False,
         )
     assert response.output_text == "ok" and "think: False none" in model.prompts[-1]
+
+
+async def test_the_template_is_loaded_before_the_first_chat(
+    model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered, render = [], ModelTokenizer.render_chat
+
+    def note(*args: Any, **options: Any) -> str:
+        rendered.append(args)
+        return render(*args, **options)
+
+    monkeypatch.setattr(ModelTokenizer, "render_chat", note)
+    async with serve_script(model):
+        assert rendered
