@@ -14,7 +14,6 @@
     committee   certificates, large plans, heartbeats
     money       gas, bytes of a commitment, what verification costs
     kernels     one process against the memory's bandwidth and, with $LLAMA_PYTHON, llama.cpp
-    cards       kernels compiled for cards that are not here: the tables of bench/reports/gpus.md
 
 A GPU is measured by ``make gpu`` (``bench.gpu``).
 
@@ -56,7 +55,6 @@ LIMITS_S: Final = {
     "committee": 180,
     "money": 180,
     "kernels": 900,
-    "cards": 900,
 }
 _STOP_S: Final = 40.0  # a network has twenty processes to stop
 _ONE: Final = "--one"
