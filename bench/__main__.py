@@ -3,7 +3,7 @@
     transition  from a task's end to its successor's start, with and without verification
     split       generation over four nodes against the same kernels in one process
     prompts     a published model: long prompts over four nodes, and beside another text
-    slowlink    20 to 150 ms to the nodes: ways to decode, blocks on the client, bad links
+    slowlink    20 to 150 ms to the nodes: ways to decode, bad links
     speculation drafts of a small model on the client against sequential, 0 to 150 ms to the nodes
     sessions    32 sessions at once; memory over 10,000 steps
     network     whole executions on a whole network, compared with the uncut model
