@@ -3,10 +3,9 @@
     transition  from a task's end to its successor's start, with and without verification
     split       generation over four nodes against the same kernels in one process
     prompts     a published model: long prompts over four nodes, and beside another text
-    slowlink    20 to 150 ms to the nodes: ways to decode, blocks on the client, bad links
+    slowlink    20 to 150 ms to the nodes: ways to decode, bad links
     speculation drafts of a small model on the client against sequential, 0 to 150 ms to the nodes
     sessions    32 sessions at once; memory over 10,000 steps
-    flood       transitions while strangers flood the nodes
     network     whole executions on a whole network, compared with the uncut model
     serve       the OpenAI API: first tokens, 32 chats, idle clients, gas
     agents      the same API: a conversation of ten turns, a restart, clients that give up
@@ -14,10 +13,7 @@
     compile     registration, a 70B dry run, predicted against real memory and time, cutting
     committee   certificates, large plans, heartbeats
     money       gas, bytes of a commitment, what verification costs
-    selection   the tables of bench/reports/selection.md
     kernels     one process against the memory's bandwidth and, with $LLAMA_PYTHON, llama.cpp
-    adapter     encrypted adapters: CPU time, bytes and error of one hidden state
-    cards       kernels compiled for cards that are not here: the tables of bench/reports/gpus.md
 
 A GPU is measured by ``make gpu`` (``bench.gpu``).
 
@@ -51,7 +47,6 @@ LIMITS_S: Final = {
     "slowlink": 480,
     "speculation": 300,
     "sessions": 300,
-    "flood": 150,
     "network": 150,
     "serve": 600,  # 32 leases open and end six times
     "agents": 420,
@@ -59,10 +54,7 @@ LIMITS_S: Final = {
     "compile": 300,
     "committee": 180,
     "money": 180,
-    "selection": 90,
     "kernels": 900,
-    "adapter": 180,
-    "cards": 900,
 }
 _STOP_S: Final = 40.0  # a network has twenty processes to stop
 _ONE: Final = "--one"

@@ -26,9 +26,9 @@ from safetensors.numpy import save_file
 from splitup_private.adapters.client import AdapterOptions, EncryptedAdapter
 from splitup_private.adapters.weights import load_adapter
 
-from bench.browser_head import PeakReader
 from bench.report import ROOT, say
 from bench.testbed.network import put_model, run_network
+from bench.testbed.page_memory import PeakReader
 from bench.testbed.programs import run_json, run_server, run_service
 from bench.testbed.published import CASES, QUESTION, SHORT
 from splitup.client.connection import SplitUp

@@ -1,7 +1,6 @@
-"""A slow link between the client and four nodes: ways to decode, and blocks that the client keeps.
+"""A slow link between the client and four nodes: ways to decode.
 
-The nodes are a millisecond from each other; a TCP proxy delays what the client says and hears. Time
-per step as a line over the round trip is fitted at 20 and 80 ms and tested at 40, 120 and 150. All
+The nodes are a millisecond from each other; a TCP proxy delays what the client says and hears. All
 ways to decode give the same tokens; those with drafts turn them off where they lose. A model that
 writes blocks stands against the autoregressive one that it was adapted from, on records.
 """
@@ -22,16 +21,7 @@ from bench.report import Bar, Report, say, spread
 from bench.testbed.delay import HOST, Quality, run_delay
 from bench.testbed.engines import Engines, Model, run_engines
 from bench.testbed.models import BLOCKS as BLOCK_MODEL
-from bench.testbed.models import (
-    LLAMA_36M,
-    RECORDS,
-    cut_example,
-    cut_private,
-    load_client,
-    place_tasks,
-    spread_tasks,
-)
-from splitup.client.private.private_tasks import ClientPrograms
+from bench.testbed.models import RECORDS, cut_example, place_tasks, spread_tasks
 from splitup.client.text.drafting import Speculation, make_blocks
 from splitup.client.text.generation import generate_tokens, get_text_info
 from splitup.client.text.tokenizer import ModelTokenizer
@@ -48,9 +38,8 @@ CHUNK: Final = 64  # lookahead's rows
 TOKENS: Final = 40
 FEW_TOKENS: Final = 24
 RECORD_TOKENS: Final = 48  # a record has more
-FITTED_MS: Final = (20, 80)
-TESTED_MS: Final = (40, 120, 150)
 COMPARED_MS: Final = 80
+OTHERS_MS: Final = (20, 40, 120, 150)
 CODE: Final = (  # text with repeated tokens, as in code
     "int read_int(int value) { return value; }\nint read_long(int value) { return value; }\nint ",
     "def get_name(self):\n    return self.name\n\ndef get_size(self):\n    return self.",
@@ -73,17 +62,12 @@ DESCRIPTIONS: Final = (  # of source packages that the models of records were no
     *("GRIB decoding/encoding software (utilities)", "Flexible test automation (Documentation)"),
     *("Supplementary CLI bindings for GTK 2.14+", "Go package for writing services"),
 )
-EXAMPLE: Final = "example, 4M"
-LLAMA: Final = "random, 36M"
-BLOCKS: Final = {EXAMPLE: (0, 2), LLAMA: (0, 2, 4)}  # that the client keeps at each end
 LINKS: Final = {
     "jitter 40 ms": Quality(COMPARED_MS, jitter_ms=40),
     "loss 1 %": Quality(COMPARED_MS, loss=0.01),
     "100 kB/s": Quality(COMPARED_MS, kilobytes_s=100),
 }
-PAPER: Final = (
-    "7B on one link of 80 ms: 8.1 tokens/s, with lookahead 8.8; model of round trips 6.2 %"
-)
+PAPER: Final = "7B on one link of 80 ms: 8.1 tokens/s, with lookahead 8.8"
 
 SPECULATIVE: Final = "speculative n-grams"
 Decode = Callable[[TextRequest], Decoder]
@@ -99,10 +83,8 @@ ADAPTIVE: Final = ("sequential", "lookahead", SPECULATIVE)  # the last two turn 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One text: by which model, over which link, continued how."""
+    """One text of the example: over which link, continued how."""
 
-    model: str
-    blocks: int | None  # that the client keeps; None: the model is not private
     link: Quality
     kind: str
     prompt: str
@@ -111,26 +93,17 @@ class Case:
 
 
 def list_cases(*, quick: bool) -> Iterator[Case]:
-    """Yield what is measured with the whole example, in order."""
+    """Yield what is measured, in order."""
     few, many = (6, 8) if quick else (FEW_TOKENS, TOKENS)
     compared = Quality(COMPARED_MS)
     for kind, prompts in PROMPTS.items():
         for prompt in prompts[: 1 if quick else None]:
             for decoder in COMPARED:
-                yield Case(EXAMPLE, None, compared, kind, prompt, decoder, many)
-    others = [Quality(trip) for trip in sorted({*FITTED_MS, *TESTED_MS} - {COMPARED_MS})]
-    for link in (*others, *LINKS.values()):
+                yield Case(compared, kind, prompt, decoder, many)
+    for link in (*map(Quality, OTHERS_MS), *LINKS.values()):
         for kind in ("prose",) if quick or not is_plain(asdict(link)) else ("code", "prose"):
             for decoder in COMPARED[:1] if quick else ADAPTIVE:
-                yield Case(EXAMPLE, None, link, kind, PROMPTS[kind][0], decoder, few)
-
-
-def list_private_cases(model: str, blocks: int, *, quick: bool) -> Iterator[Case]:
-    """Yield what is measured with a model whose client keeps blocks."""
-    prompt = PROMPTS["prose"][0]
-    for trip in (COMPARED_MS,) if quick else (20, COMPARED_MS, 150):
-        for decoder in ADAPTIVE[::2] if trip == COMPARED_MS else ADAPTIVE[:1]:
-            yield Case(model, blocks, Quality(trip), "prose", prompt, decoder, 6 if quick else 16)
+                yield Case(link, kind, PROMPTS[kind][0], decoder, few)
 
 
 def is_plain(link: dict[str, float]) -> bool:
@@ -144,16 +117,9 @@ Timed = tuple[float, int, list[int]]  # seconds after the first token, steps, to
 class Link:
     """The nodes behind the proxies."""
 
-    def __init__(
-        self,
-        engines: Engines,
-        model: Model,
-        ports: list[int],
-        programs: ClientPrograms | None = None,
-    ) -> None:
+    def __init__(self, engines: Engines, model: Model, ports: list[int]) -> None:
         self._engines = engines
         self._model = model
-        self._programs = programs
         self._tokenizer = ModelTokenizer(
             (find_example() / "tokenizer.json").read_bytes(), "example"
         )
@@ -163,10 +129,8 @@ class Link:
         }
 
     def close(self) -> None:
-        """End the tokenizer's process, and the one of the client's tasks."""
+        """End the tokenizer's process."""
         self._tokenizer.close()
-        if self._programs is not None:
-            self._programs.close()
 
     async def generate(
         self,
@@ -202,7 +166,6 @@ class Link:
             spread_tasks(self._model),
             machine.max_steps,
             endpoints=self._endpoints,
-            programs=self._programs,
         ) as session:
             async for token in generate_tokens(
                 session, machine, self._tokenizer, on_step=count, drafting=drafting
@@ -215,25 +178,11 @@ class Link:
 
 
 async def run(quick: bool) -> Report:
-    """Measure the whole example, then models whose client keeps blocks."""
-    rows, memory = [], []
+    """Measure the example, then a model of blocks."""
     with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name:
-        folder = Path(name)
-        model = await asyncio.to_thread(cut_example, folder / "whole", CHUNK)
-        rows += await measure([(model, list(list_cases(quick=quick)))])
-        for size, config in ((EXAMPLE, None), (LLAMA, LLAMA_36M)):
-            parts = []
-            for blocks in BLOCKS[size][: 1 if quick else None]:
-                cut = await asyncio.to_thread(
-                    cut_private, folder / f"{size} {blocks}", CHUNK, blocks, config
-                )
-                assert cut.manifest.client is not None
-                kept = sum(task.vram_bytes for task in cut.manifest.client.tasks)
-                memory.append({"model": size, "blocks": blocks, "device_mb": round(kept / 1e6, 1)})
-                parts.append((cut, list(list_private_cases(size, blocks, quick=quick))))
-            rows += await measure(parts)
-        blocks = await measure_blocks(folder, quick=quick)
-    report = make_report(rows, memory)
+        model = await asyncio.to_thread(cut_example, Path(name) / "whole", CHUNK)
+        report = make_report(await measure(model, list_cases(quick=quick)))
+        blocks = await measure_blocks(Path(name), quick=quick)
     return Report([*report.bars, blocks], report.figures)
 
 
@@ -275,44 +224,39 @@ async def measure_blocks(folder: Path, *, quick: bool) -> Bar:
     )
 
 
-async def measure(parts: list[tuple[Model, list[Case]]]) -> list[dict[str, Any]]:
-    """Return one row for each case; nodes hold all of the models."""
+async def measure(model: Model, cases: Iterator[Case]) -> list[dict[str, Any]]:
+    """Return one row for each case."""
     rows = []
-    async with run_engines(place_tasks([model for model, _ in parts])) as engines:
+    async with run_engines(place_tasks([model])) as engines:
         async with run_delay(engines.ports) as (ports, set_quality):
-            for model, cases in parts:
-                programs = None if model.manifest.client is None else await load_client(model)
-                with closing(Link(engines, model, ports, programs)) as link:
-                    await set_quality(Quality())
-                    for name in dict.fromkeys(case.decoder for case in cases):
-                        await link.generate(CODE[0], DECODERS[name], tokens=6)  # loads and warms
-                    learnt: dict[Quality, Experience] = {}
-                    for case in cases:
-                        say(f"{case.model} {case.blocks} {case.link}: {case.kind}, {case.decoder}")
-                        await set_quality(case.link)
-                        decode = DECODERS[case.decoder]
-                        if case.decoder == SPECULATIVE:
-                            experience = learnt.setdefault(case.link, Experience())
-                            decode = Speculation(experience=experience).make_decoder
-                        seconds, steps, tokens = await link.generate(
-                            case.prompt, decode, tokens=case.tokens
-                        )
-                        found = {"seconds": round(seconds, 3), "steps": steps}
-                        rows.append({**asdict(case), **found, "found": tokens})
+            with closing(Link(engines, model, ports)) as link:
+                for decode in DECODERS.values():
+                    await link.generate(CODE[0], decode, tokens=6)  # loads and warms
+                learnt: dict[Quality, Experience] = {}
+                for case in cases:
+                    say(f"{case.link}: {case.kind}, {case.decoder}")
+                    await set_quality(case.link)
+                    decode = DECODERS[case.decoder]
+                    if case.decoder == SPECULATIVE:
+                        experience = learnt.setdefault(case.link, Experience())
+                        decode = Speculation(experience=experience).make_decoder
+                    seconds, steps, tokens = await link.generate(
+                        case.prompt, decode, tokens=case.tokens
+                    )
+                    found = {"seconds": round(seconds, 3), "steps": steps}
+                    rows.append({**asdict(case), **found, "found": tokens})
     return rows
 
 
-def make_report(rows: list[dict[str, Any]], memory: list[dict[str, Any]]) -> Report:
-    """Return the speed-ups at 80 ms, and how well a line explains the steps."""
+def make_report(rows: list[dict[str, Any]]) -> Report:
+    """Return the speed-ups at 80 ms."""
     slow = {_find_place(row): row for row in rows if row["decoder"] == "sequential"}
     for row in rows:
         base = slow.get(_find_place(row), row)
         row["gain"] = round(base["seconds"] / row["seconds"], 2)
         row["tokens_per_round_trip"] = round((len(row["found"]) - 1) / max(1, row["steps"]), 2)
         row["equal"] = base["found"] == row["found"]
-    compared = [
-        row for row in rows if row["blocks"] is None and row["link"] == asdict(Quality(COMPARED_MS))
-    ]
+    compared = [row for row in rows if row["link"] == asdict(Quality(COMPARED_MS))]
     table = {
         kind: {
             decoder: {
@@ -324,7 +268,6 @@ def make_report(rows: list[dict[str, Any]], memory: list[dict[str, Any]]) -> Rep
         }
         for kind in PROMPTS
     }
-    fit = fit_steps(rows)
     equal = all(row["equal"] for row in rows)
     bars = [
         Bar(
@@ -336,15 +279,6 @@ def make_report(rows: list[dict[str, Any]], memory: list[dict[str, Any]]) -> Rep
         )
         for kind, least in (("code", 3.0), ("prose", 1.3))
     ]
-    bars.append(
-        Bar(
-            f"error of the model of round trips at {', '.join(map(str, fit['tested_ms']))} ms",
-            fit["error_percent"],
-            "%",
-            at_most=3.0,
-            beside={"ms per step": fit["line"], "a paper, %": 6.2},
-        )
-    )
     adaptive = [row for row in rows if row["decoder"] in ADAPTIVE[1:]]
     worst = min(adaptive, key=lambda row: row["gain"])
     return Report(
@@ -352,10 +286,8 @@ def make_report(rows: list[dict[str, Any]], memory: list[dict[str, Any]]) -> Rep
         {
             "at_80_ms": table,
             "worst gain of a decoder that turns drafts off": {
-                name: worst[name] for name in ("gain", "model", "blocks", "link", "kind", "decoder")
+                name: worst[name] for name in ("gain", "link", "kind", "decoder")
             },
-            "device_memory": memory,
-            "step_ms": {str(ms): spread(values) for ms, values in fit["step_ms"].items()},
             "rows": [{name: row[name] for name in row if name != "found"} for row in rows],
         },
     )
@@ -363,28 +295,9 @@ def make_report(rows: list[dict[str, Any]], memory: list[dict[str, Any]]) -> Rep
 
 def _find_place(row: dict[str, Any]) -> tuple[Any, ...]:
     """Return what has one sequential text."""
-    return (*(row[name] for name in ("model", "blocks", "prompt", "tokens")), str(row["link"]))
+    return row["prompt"], row["tokens"], str(row["link"])
 
 
 def _median(rows: list[dict[str, Any]], kind: str, decoder: str, name: str) -> float:
     values = [row[name] for row in rows if row["kind"] == kind and row["decoder"] == decoder]
     return round(statistics.median(values), 2)
-
-
-def fit_steps(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Fit milliseconds per step over the round trip; return the greatest error in percent."""
-    step_ms: dict[int, list[float]] = {}
-    for row in rows:
-        trip = row["link"]["round_trip_ms"]
-        if row["decoder"] == "sequential" and row["blocks"] is None and is_plain(row["link"]):
-            step_ms.setdefault(trip, []).append(1000 * row["seconds"] / row["steps"])
-    medians = {ms: statistics.median(values) for ms, values in step_ms.items()}
-    slope, constant = statistics.linear_regression(FITTED_MS, [medians[ms] for ms in FITTED_MS])
-    tested = [ms for ms in TESTED_MS if ms in medians]
-    errors = [abs((constant + slope * ms) / medians[ms] - 1) for ms in tested]
-    return {
-        "step_ms": step_ms,
-        "tested_ms": tested,
-        "line": f"{constant:.1f} + {slope:.3f} × round trip",
-        "error_percent": round(100 * max(errors), 1),
-    }

@@ -13,10 +13,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,8 +25,6 @@ from bench.testbed.local_gateway import LocalGateway, ObjectPlace
 from bench.testbed.node import READY
 from splitup.client.execution.session import Session
 from splitup.client.outcome import TraceEvent, make_trace
-from splitup.client.private.private_session import PrivateSession
-from splitup.client.private.private_tasks import ClientPrograms
 from splitup.core import tuning
 from splitup.core.errors import Unavailable
 from splitup.crypto.keys import Identity, generate_identity
@@ -110,12 +107,10 @@ class Engines:
         *,
         endpoints: Mapping[str, str] | None = None,
         is_recorded: bool = True,
-        programs: ClientPrograms | None = None,
     ) -> AsyncIterator[Session]:
         """Open an execution as the SDK does, once its nodes have the plan.
 
-        ``endpoints`` are the addresses at which only the client reaches the nodes, ``programs`` the
-        client's tasks of a private model.
+        ``endpoints`` are the addresses at which only the client reaches the nodes.
         """
         certificate = self.make_certificate(manifest, runs, steps)
         plan = certificate.plan
@@ -125,10 +120,7 @@ class Engines:
                     order = {"execution_id": plan.request.execution_id}
                     await http.post_json(f"{node.endpoint}/bench/unrecorded", order)
                 await http.post_json(api.PLAN_CERTIFICATE.url(node.endpoint), certificate)
-            make: Callable[..., Session] = partial(Session, direct_bytes=self.direct_bytes)
-            if programs is not None:
-                make = partial(PrivateSession, programs=programs)
-            session = make(
+            session = Session(
                 _redirect(certificate, endpoints or {}),
                 manifest,
                 self.identity,
@@ -136,6 +128,7 @@ class Engines:
                 LocalGateway(self.place, self.identity.signing_key_hex, self.models),  # type: ignore[arg-type]
                 deadline=asyncio.get_running_loop().time() + DEADLINE_S,
                 allow_loopback=True,
+                direct_bytes=self.direct_bytes,
             )
             session.open()
             try:

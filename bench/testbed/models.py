@@ -43,8 +43,6 @@ def shape_llama(
 
 TIED: Final[dict[str, Any]] = {"tie_word_embeddings": True}
 LLAMA_15M: Final = shape_llama(288, 768, layers=6, heads=6, kv_heads=6, **TIED)
-# with the example's tokenizer
-LLAMA_36M: Final = shape_llama(512, 1_408, layers=12, heads=8, kv_heads=4, vocab_size=2_048, **TIED)
 LLAMA_124M: Final = shape_llama(768, 2_048, layers=12, heads=12, kv_heads=4)
 LLAMA_693M: Final = shape_llama(1_536, 4_096, layers=24, heads=16, kv_heads=4)
 
@@ -63,17 +61,6 @@ def cut_example(folder: Path, chunk: int, name: str = MODEL) -> Model:
 def cut_published(source: Path, folder: Path, chunk: int, context: int) -> Model:
     """Cut a model that others published into four tasks."""
     return _cut(source, folder, Sizes(context=context, chunk=chunk))
-
-
-def cut_private(folder: Path, chunk: int, blocks: int, config: dict[str, Any] | None) -> Model:
-    """Cut the example, or a random Llama with its tokenizer, so that the client keeps blocks."""
-    source = find_example()
-    if config is not None:
-        source = folder.with_name(f"{folder.name}-checkpoint")
-        save_llama(source, config, scale=0.02)
-        for file in find_example().glob("tokenizer*.json"):
-            (source / file.name).write_bytes(file.read_bytes())
-    return _cut(source, folder, Sizes(context=256, chunk=chunk), private=blocks)
 
 
 async def load_client(model: Model) -> ClientPrograms:
@@ -99,11 +86,8 @@ async def load_draft(
     return manifest, await load_client(Model(manifest, model.folder))
 
 
-def _cut(
-    source: Path, folder: Path, sizes: Sizes, tasks: int = NODES, private: int | None = None
-) -> Model:
-    limits: dict[str, Any] = {"balance": "throughput", "max_tasks": tasks, "private": private}
-    compiled = build(str(source), _TARGET_BYTES, sizes=sizes, **limits)
+def _cut(source: Path, folder: Path, sizes: Sizes, tasks: int = NODES) -> Model:
+    compiled = build(str(source), _TARGET_BYTES, sizes=sizes, balance="throughput", max_tasks=tasks)
     return save_model(compiled, folder)
 
 

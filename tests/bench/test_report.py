@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-import pytest
-
 from bench.modes.money import BYTES_BAR, measure_bytes
 from bench.modes.slowlink import list_cases, make_report
 from bench.modes.transition import Measured
@@ -65,25 +63,21 @@ def test_the_interval_of_a_median_narrows_with_the_number_of_values() -> None:
     assert compute_median_interval([float(n) for n in range(100)]) == (40.0, 59.0)
 
 
-def test_a_model_of_round_trips_is_fitted_at_two_and_tested_at_others() -> None:
+def test_ways_to_decode_are_compared_with_sequential() -> None:
     rows = []
     for case in list_cases(quick=False):
-        trip = case.link.round_trip_ms
         steps = 64 if case.decoder == "sequential" else 32
-        seconds = steps * (5 + trip + (12 if trip == 120 else 0)) / 1000
+        seconds = steps * (5 + case.link.round_trip_ms) / 1000
         tokens = list(range(65))
         rows.append({**asdict(case), "seconds": seconds, "steps": steps, "found": tokens})
-    code, prose, error = make_report(rows, []).bars
+    code, prose = make_report(rows).bars
     assert code.measured == prose.measured == 2.0 and code.beside["tokens equal"]
-    assert error.measured == pytest.approx(100 * 12 / 137, abs=0.1)
-    assert error.beside["ms per step"] == "5.0 + 1.000 × round trip"
-    figures = make_report(rows, []).figures
-    assert figures["at_80_ms"]["records"]["lookahead"] == {
+    assert make_report(rows).figures["at_80_ms"]["records"]["lookahead"] == {
         "gain": 2.0,
         "tokens_per_round_trip": 2.0,
     }
     rows[-1]["found"] = [7]
-    assert not make_report(rows, []).bars[0].beside["tokens equal"]
+    assert not make_report(rows).bars[0].beside["tokens equal"]
 
 
 def test_commitments_are_measured_on_the_messages_themselves() -> None:

@@ -115,6 +115,17 @@ def test_a22_splitting_a_stake_gains_nothing() -> None:
     assert abs(wins_whole - wins_split) < 3000 * 0.04
 
 
+def test_a22_beyond_the_cap_nodes_earn_by_their_stakes() -> None:
+    """Sixteen units beside 4: one node weighs as much as the other, sixteen nodes weigh 16."""
+    for snapshot, share in (
+        (make_snapshot(2, 1, stakes={1: 16 * 10**9, 2: 4 * 10**9}), 1 / 2),
+        (make_snapshot(17, 1, stakes={17: 4 * 10**9}), 16 / 20),
+    ):
+        reference = snapshot.once(Index).reference
+        *mine, other = (compute_weight(entry, NO_TERMS, reference) for entry in snapshot.entries)
+        assert sum(mine) / (sum(mine) + other) == pytest.approx(share)
+
+
 def test_plan_names_only_holders_and_is_pure() -> None:
     manifest = make_chain_manifest(3)
     snapshot = make_snapshot(4, 3, resident={1: [0], 2: [0, 1], 3: [1, 2], 4: []})
@@ -459,6 +470,33 @@ def test_credit_is_bounded_whatever_is_assigned(rounds: list[dict[str, int]]) ->
     for assigned in rounds:
         credits = compute_credits(stakes, credits, assigned)
         assert all(abs(credit) <= limits.MAX_CREDIT_MILLI for credit in credits.values())
+
+
+def find_longest_wait(*, is_fair: bool) -> int:
+    """Return the most snapshots in a row, of 400 with 12 tasks, that a node gets no work of."""
+    stakes = {n: 10**9 for n in range(1, 9)} | {9: 4 * 10**9, 10: 2 * 10**9}
+    credits, waits, longest = dict[str, int](), Counter[str](), 0
+    for number in range(400):
+        owed = {n: credits.get(address(n), 0) * is_fair for n in stakes}
+        snapshot = make_snapshot(
+            10,
+            0,
+            stakes=stakes,
+            rtts={9: 9, 1: 999},
+            figures={n: {"credit_milli": owed[n]} for n in owed},
+        )
+        pools = [CandidatePool(task, NO_TERMS, np.arange(10)) for task in range(12)]
+        rows = rank(seed(number), EXECUTOR, pools, snapshot.once(Index), 1)
+        won = Counter(snapshot.entries[order[0]].node for order in rows)
+        credits = dict(compute_credits({address(n): stakes[n] for n in stakes}, credits, won))
+        for entry in snapshot.entries:
+            waits[entry.node] = 0 if won[entry.node] else waits[entry.node] + 1
+        longest = max(longest, *waits.values())
+    return longest
+
+
+def test_credit_halves_the_longest_wait() -> None:
+    assert find_longest_wait(is_fair=True) < find_longest_wait(is_fair=False) / 2
 
 
 def test_the_least_weight_is_one() -> None:

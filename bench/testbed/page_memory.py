@@ -1,24 +1,11 @@
-"""The LM head in a browser: time per token and memory. Run ``python -m bench.browser_head``.
-
-The private page's own modules and kernels run in Chromium, in one thread, on random weights.
-"""
+"""How much the memory of a page grows in Chromium."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import threading
 from pathlib import Path
-
-from gateway_tests.page.browser import open_page, run_in_worker
-
-_PROGRAM = Path(__file__).with_suffix(".js")
-_MODULES = (
-    *("./kernels", "./logits", "./sampler", "./tensor_store"),
-    "@noble/hashes/sha2.js",
-)
 
 
 class PeakReader(threading.Thread):
@@ -70,27 +57,3 @@ def _descends(pid: int, parents: dict[int, int]) -> bool:
         if pid == os.getpid():
             return True
     return False
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=int, default=151_936)
-    parser.add_argument("--width", type=int, default=1_536)
-    parser.add_argument("--repeats", type=int, default=15)
-    options = parser.parse_args()
-    shape = [options.rows, options.width]
-    with open_page(*_MODULES) as page:
-        page.add_script_tag(content=_PROGRAM.read_text())
-        times = page.evaluate("measureHead", [*shape, options.repeats])
-    with open_page(*_MODULES) as page:
-        reader = PeakReader()
-        reader.start()
-        loading = run_in_worker(page, f"{_PROGRAM.read_text()} return loadTable(given);", shape)
-        grown = reader.stop()
-    table = 2 * options.rows * options.width
-    memory = {"table_mb": table / 1e6, "most_beside_the_table_mb": (grown - table) / 1e6}
-    print(json.dumps({"ms": times, "loading_ms": loading, "memory": memory}, indent=2))
-
-
-if __name__ == "__main__":
-    main()

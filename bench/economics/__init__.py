@@ -1,1 +1,0 @@
-"""Simulations of the market: whether lies pay, and who gets the work."""
