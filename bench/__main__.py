@@ -13,7 +13,7 @@
     compile     registration, a 70B dry run, predicted against real memory and time, cutting
     committee   certificates, large plans, heartbeats
     money       gas, bytes of a commitment, what verification costs
-    kernels     one process against the memory's bandwidth and, with $LLAMA_PYTHON, llama.cpp
+    kernels     one process against the memory's bandwidth; decoded tokens computed again
 
 A GPU is measured by ``make gpu`` (``bench.gpu``).
 

@@ -63,7 +63,7 @@ class Ran:
 
 async def run_measured(*command: str | Path) -> Ran:
     """Run a program; return its JSON, time and peak memory. Raises Unavailable."""
-    said = json.loads(await run_python("-c", _MEASURE, *map(str, command), quiet=True))
+    said = json.loads(await run_python("-c", _MEASURE, *map(str, command)))
     if said["code"]:
         raise Unavailable(
             f"{Path(command[0]).name} ended with {said['code']}: {said['out'][-400:]}"

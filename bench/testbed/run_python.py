@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from bench.report import ROOT
@@ -19,9 +18,7 @@ _LINE_BYTES = 2**20
 Ask = Callable[[str], Awaitable[str]]
 
 
-async def run_python(
-    *arguments: str, quiet: bool = False, env: Mapping[str, str] | None = None
-) -> str:
+async def run_python(*arguments: str) -> str:
     """Run Python to its end and return what it printed; raise Unavailable when it fails.
 
     When the caller is cancelled the program gets SIGINT, so that it stops what it has started.
@@ -30,9 +27,8 @@ async def run_python(
         sys.executable,
         *arguments,
         stdout=PIPE,
-        stderr=asyncio.subprocess.DEVNULL if quiet else None,
+        stderr=asyncio.subprocess.DEVNULL,
         cwd=ROOT,
-        env={**os.environ, **(env or {})},
     )
     try:
         output = (await process.communicate())[0].decode()

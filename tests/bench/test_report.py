@@ -30,11 +30,11 @@ def test_a_bar_is_met_up_to_its_bound() -> None:
 def test_a_missed_bar_says_so_with_what_stands_beside_it() -> None:
     bars = [
         Bar("transition", 2.5, "ms", at_most=1.0, beside={"floor": 0.07}),
-        Bar("peer", None, "×", at_least=0.6, note="set $LLAMA_PYTHON"),
+        Bar("peer", None, "×", at_least=0.6, note="no peer is installed"),
     ]
     text = describe_bars(Report(bars).to_dict()["bars"])
     assert "MISSED  transition: 2.5 ms (bar ≤ 1)\n          floor: 0.07" in text
-    assert "MISSED  peer: not measured × (bar ≥ 0.6)\n          set $LLAMA_PYTHON" in text
+    assert "MISSED  peer: not measured × (bar ≥ 0.6)\n          no peer is installed" in text
 
 
 def test_ratios_are_taken_within_rounds() -> None:

@@ -10,7 +10,7 @@ is in ``scenarios``.
 from __future__ import annotations
 
 import hashlib
-import heapq
+import math
 import random
 import sys
 from collections import OrderedDict
@@ -46,6 +46,7 @@ from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import CHAIN_ID, make_committee, make_identity, make_keys
 from tests.protocol.scenarios import STABLE_S, Broken, Checker, Scenario, make_scenario
 from tests.protocol.simulator import CLIENT, GRACE_S, MARKET, read_token
+from tests.protocol.virtual_time import VirtualTime
 
 ECONOMICS = Economics(sampling_bps=0, reward_milli=1_200, slash_milli=100_000)
 MANIFEST = make_chain_manifest(2)
@@ -78,7 +79,7 @@ class _Mined:
     event: ev.Event
 
 
-class History:
+class History(VirtualTime):
     """Runs a scenario; ``run`` returns when every request is decided, or raises Broken."""
 
     def __init__(
@@ -91,6 +92,7 @@ class History:
         quorum: int | None = None,
         verbose: bool = False,
     ) -> None:
+        super().__init__()
         self.scenario = scenario
         self.random = random.Random(scenario.seed ^ 0x5EED)
         self.scheme, self.member_type, self.keeps_journal = scheme, member_type, keeps_journal
@@ -102,14 +104,11 @@ class History:
             account for i, account in enumerate(self.accounts) if i not in scenario.faulty
         )
         self.checker = Checker(scenario.size, honest)
-        self.now = 0.0
         self.block = 1
         self.trace = hashlib.sha256()
         self.notes: list[str] = []
         self.accused: set[str] = set()
         self.verbose = verbose  # keeps notes and their digest
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
         self._pending: list[Callable[[], None]] = []
         self._mined: list[_Mined] = [_Mined(0, ev.SnapshotAccepted(1, 0, "0x" + "00" * 32))]
         self._reorgs = scenario.reorgs
@@ -129,33 +128,20 @@ class History:
         for life in self.lives:
             if life.place not in self.scenario.mute:
                 self._start(life)
-        self._every(1.0, self._mine)
-        self._every(TICK_S, self._tick)
-        self._every(2.0, self._beat)
+        self.every(1.0, self._mine)
+        self.every(TICK_S, self._tick)
+        self.every(2.0, self._beat)
         self._beat()
         for number in range(self.scenario.requests):
             self.after(self.random.uniform(2, STABLE_S - 3), partial(self._request, number + 1))
-        while self._queue and self.now < END_S and not self._is_decided():
-            self.now, _, action = heapq.heappop(self._queue)
-            action()
+        self.advance(math.inf, lambda: self.now >= END_S or self._is_decided())
         self._check_end()
         return self
-
-    def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._queue, (self.now + delay_s, self._count, action))
 
     def note(self, text: str) -> None:
         if self.verbose:
             self.trace.update(f"{self.now:.6f} {text}\n".encode())
             self.notes.append(f"{self.now:9.3f} {text}")
-
-    def _every(self, period_s: float, action: Callable[[], None]) -> None:
-        def again() -> None:
-            action()
-            self.after(period_s, again)
-
-        self.after(period_s, again)
 
     def _is_decided(self) -> bool:
         if self.now < STABLE_S or self._pending or self._reorgs:

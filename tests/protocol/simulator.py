@@ -6,7 +6,6 @@ contracts would, and remembers it; after each run ``check`` asserts what must ho
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -61,6 +60,7 @@ from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, sign_reque
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
 from tests.builders import COMMON_CLASS, FOREIGN_CLASS, address, make_chain_manifest
 from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_committee, make_identity, make_keys
+from tests.protocol.virtual_time import VirtualTime
 
 TICK_S = 0.05  # of members
 M = TypeVar("M", bound=Message)
@@ -157,7 +157,7 @@ class Node:
         )
 
 
-class Simulation:
+class Simulation(VirtualTime):
     """n members, some nodes, one chain. ``run`` advances virtual time."""
 
     def __init__(
@@ -173,8 +173,8 @@ class Simulation:
         held: int | None = None,
     ) -> None:
         """The nodes hold the first ``held`` tasks, by default all."""
+        super().__init__(100.0)
         self.random = random.Random(seed)
-        self.now = 100.0
         self.network = network or Network()
         self.economics = economics or Economics(800, 1200, 100_000)
         self.chain = Chain()
@@ -209,30 +209,17 @@ class Simulation:
         }
         self.tamper: dict[str, Callable[[Message], Message]] = {}  # member -> what it says instead
         self._chosen: tuple[Any, frozenset[str], tuple[str, ...]] = (None, frozenset(), ())
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
         self._pending: list[Callable[[], None]] = []  # transactions for the next block
         self.members: dict[str, CommitteeMember] = {}
         for place in range(size):
             self.start_member(place)
-        self._every(1.0, self._mine)
-        self._every(TICK_S, self._tick)
-        self._every(1.0, self._beat)
-        self._every(5.0, self._read_registry)
+        self.every(1.0, self._mine)
+        self.every(TICK_S, self._tick)
+        self.every(1.0, self._beat)
+        self.every(5.0, self._read_registry)
         self._beat()
 
     # ---- time -------------------------------------------------------------------------------
-
-    def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._queue, (self.now + delay_s, self._count, action))
-
-    def _every(self, period_s: float, action: Callable[[], None]) -> None:
-        def again() -> None:
-            action()
-            self.after(period_s, again)
-
-        self.after(period_s, again)
 
     def skip(self, seconds: float) -> None:
         """Let time pass in which nothing happens: all that is due comes so much later."""
@@ -241,11 +228,9 @@ class Simulation:
 
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         end = self.now + seconds
-        while self._queue and self._queue[0][0] <= end:
-            self.now, _, action = heapq.heappop(self._queue)
-            action()
-            if until():
-                return True
+        self.advance(end, until)
+        if until():
+            return True
         self.now = end
         return until()
 

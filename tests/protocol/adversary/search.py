@@ -57,11 +57,11 @@ def _run_world(seed: int, is_honest: bool) -> Outcome:
     outcome = Outcome(seed, adversary.party, notes=adversary.notes, world=world)
     world.after(0.1, parties.ask)
     patience_s = world.setting.deadline_s + GRACE_S + 2 * world.setting.block_s
-    world.run(patience_s, world.is_over)
+    world.advance(patience_s, world.is_over)
     if "repeat" in {habit.action for habit in adversary.habits}:
-        world.run(max(world.now, 100.0), lambda: False)
-        world.run(world.now + patience_s, world.is_over)
-    world.run(world.now + 1.0, lambda: False)
+        world.advance(max(world.now, 100.0))
+        world.advance(world.now + patience_s, world.is_over)
+    world.advance(world.now + 1.0)
     world.skip(world.now + 1_300.0)
     world.skip(world.now + 1_300.0)
     outcome.broken = list_broken(world, parties)

@@ -6,7 +6,6 @@ machines of the members are those of the processes; nodes and client are ``parti
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -36,6 +35,7 @@ from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import make_committee, make_identity
 from tests.protocol.histories import compute_plan  # noqa: F401  shares plans among members
 from tests.protocol.simulator import MARKET, read_token
+from tests.protocol.virtual_time import VirtualTime
 
 CHEAP: Final = CheapScheme()
 CLIENT: Final = make_identity(999)
@@ -139,13 +139,13 @@ class _Member(CommitteeMember):
         return super()._process_local(event, now)
 
 
-class World:
+class World(VirtualTime):
     """Time, messages, members and the chain."""
 
     def __init__(self, setting: Setting, adversary: Adversary, seed: int) -> None:
+        super().__init__()
         self.setting, self.adversary = setting, adversary
         self.random = random.Random(seed ^ 0xF00D)
-        self.now = 0.0
         self.manifest, self.snapshot = (
             make_model(setting.shape, setting.is_abroad),
             make_first_snapshot(setting.shape, setting.is_pool_small, setting.is_abroad),
@@ -170,8 +170,6 @@ class World:
         self.is_measured = seed % 8 == 0  # measuring memory is a tenth of the work
         self.relayed = {node.address for node in NODES[::2]}
         self.refused: Counter[str] = Counter()
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
         self._pending: list[Callable[[], None]] = []
         self._block = 1
         self.members = {
@@ -182,22 +180,11 @@ class World:
 
     # ---- time -------------------------------------------------------------------------------
 
-    def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._queue, (self.now + delay_s, self._count, action))
-
-    def run(self, until_s: float, is_over: Callable[[], bool]) -> None:
-        """Let time pass until ``is_over`` or a time."""
-        while self._queue and self._queue[0][0] <= until_s and not is_over():
-            due, _, action = heapq.heappop(self._queue)
-            self.now = max(self.now, due)
-            action()
-
     def skip(self, until_s: float) -> None:
         """Let a long time pass at once: blocks, and what waits for them."""
         self.now = max(self.now, until_s)
         self._mine(again=False)
-        self.run(self.now + 1.0, lambda: False)
+        self.advance(self.now + 1.0)
 
     def is_over(self) -> bool:
         """Return whether the chain has closed every execution, or will never open one."""
