@@ -50,6 +50,8 @@ def _list_of_daemon(node: NodeStatus, config: Path) -> Iterator[str]:
     if not node.is_running:
         yield f"it does not run; start it with: {make_command('run', config)}"
         return
+    if "resident" not in values:
+        return  # it could not write what it does
     if values["reach_problem"] and not values["relay"]:
         yield (
             "nobody can connect to it and no relay carries it; open the port of its endpoint, or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
@@ -16,12 +17,14 @@ from splitup.storage.download import write_file
 from splitup_node.config import make_command
 
 REWRITE_S: Final = 4.0  # the longest between two updates
-_STALE_MS: Final = 10_000  # after two missed updates it could not be written
+_STALE_S: Final = 10.0  # after two missed updates it could not be written
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """What the daemon wrote last; ``values`` is empty when it never ran.
+
+    Of one that runs and could not write they are its ``pid`` alone.
 
     ``problem`` says why that is old although the daemon runs.
     """
@@ -42,6 +45,8 @@ class NodeStatus:
     def list_rows(self, now_s: float) -> list[tuple[str, str]]:
         """Return what the running daemon does, as (name, text) for a person."""
         values = self.values
+        if "vram_bytes" not in values:
+            return []
         used, total = values["vram_used_bytes"], values["vram_bytes"]
         state, limit = values["state_bytes"], values["state_limit_bytes"]
         rows = [
@@ -112,17 +117,19 @@ def write_status(data_dir: Path, values: dict[str, Any]) -> None:
 
 def read_status(data_dir: Path) -> NodeStatus:
     """Return what the daemon wrote last; one that runs keeps its data directory locked."""
-    try:
+    values: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
         values = json.loads((data_dir / NODE_STATUS_FILE).read_text())
-    except (OSError, ValueError):
-        return NodeStatus({}, False)
-    is_running = values["running"] and find_holder(data_dir) is not None
-    age_ms = time.time() * 1000 - values["updated_at_ms"]
-    if not is_running or age_ms < _STALE_MS:
-        return NodeStatus(values, is_running)
+    if (holder := find_holder(data_dir)) is None:
+        return NodeStatus(values, False)
+    is_new, age_s = not values, time.time() - values.get("updated_at_ms", 0) / 1000
+    values["pid"] = holder  # also when an earlier process has written the rest
+    if age_s < _STALE_S:
+        return NodeStatus(values, True)
+    known = "nothing more is known" if is_new else f"what follows is {age_s:.0f} s old"
     free = shutil.disk_usage(data_dir).free
     problem = (
-        f"what follows is {age_ms / 1000:.0f} s old: the daemon hangs, or cannot write to the disk "
-        f"of {data_dir}, which has {format_bytes(free)} free"
+        f"{known}: the daemon has just started, hangs, or cannot write to the disk of {data_dir}, "
+        f"which has {format_bytes(free)} free"
     )
     return NodeStatus(values, True, problem)

@@ -23,6 +23,7 @@ checks input.
 from __future__ import annotations
 
 import os
+from http import HTTPStatus
 
 
 class SplitUpError(Exception):
@@ -64,6 +65,11 @@ class Refused(SplitUpError):
     def __init__(self, message: str, *, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+    @property
+    def is_final(self) -> bool:
+        """Return whether the same call is refused for ever: what it is about is over (410)."""
+        return self.status == HTTPStatus.GONE
 
 
 class Unavailable(SplitUpError):

@@ -404,10 +404,10 @@ class LogWriter:
                 try:
                     await self._store_batch(batch)
                     give_up_s = None
-                except Refused:
+                except Refused as error:
                     now_s = time.monotonic()
                     give_up_s = give_up_s or now_s + tuning.TAKEOVER_LATE_S
-                    if now_s >= give_up_s:
+                    if error.is_final or now_s >= give_up_s:
                         raise
                     await asyncio.sleep(tuning.TAKEOVER_POLL_S)
                 if self.error is not None:

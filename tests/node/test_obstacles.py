@@ -26,6 +26,7 @@ def test_a_node_that_lacks_nothing_has_no_obstacle() -> None:
     assert list_obstacles(CHAIN, NodeStatus(RUNNING, True), FILE) == []
     relayed = RUNNING | {"reach_problem": "no route", "relay": "http://m:2"}
     assert list_obstacles(CHAIN, NodeStatus(relayed, True), FILE) == []
+    assert list_obstacles(CHAIN, NodeStatus({"pid": 7}, True, "disk full"), FILE) == []
 
 
 @pytest.mark.parametrize(

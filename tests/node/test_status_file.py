@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,14 @@ def test_a_daemon_that_cannot_write_its_status_is_not_said_to_have_stopped(tmp_p
     assert not read_status(tmp_path).is_running, "nobody has the journal open: it was killed"
     with contextlib.closing(Journal.open(tmp_path)):
         found = read_status(tmp_path)
-        assert found.is_running and found.describe(tmp_path) == "running as process 7"
+        running = f"running as process {os.getpid()}"  # 7 is gone
+        assert found.is_running and found.describe(tmp_path) == running
         assert "60 s old" in found.problem and "free" in found.problem
         assert NodeStatus.from_dict(found.to_dict()).problem == found.problem
+        write_status(tmp_path, {"running": False, "pid": 7})  # then the disk was full
+        assert read_status(tmp_path).describe(tmp_path) == running
+        file.unlink()
+        found = read_status(tmp_path)
+        assert found.describe(tmp_path) == running and "nothing more is known" in found.problem
+        assert found.list_rows(0.0) == []
     assert not read_status(tmp_path).is_running

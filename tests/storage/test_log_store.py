@@ -41,7 +41,7 @@ class FlakyStore:
         self.lost_answers = 0  # PUTs that work and are answered with an error
         self.cut_bytes = 0
         self.asked = 0
-        self.refuse = False
+        self.refuse = 0  # with which status
         self.port = 0
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -64,7 +64,7 @@ class FlakyStore:
     async def ask(self, writes: Sequence[LogWrite], reads: Sequence[LogRead]) -> Grants:
         self.asked += 1
         if self.refuse:
-            raise Refused("the quota is used up", status=403)
+            raise Refused("the quota is used up", status=self.refuse)
         names = [LogName(w.task, w.port, NODE, w.number, w.apart) for w in writes]
         pairs = [("PUT", name) for name in names] + [("GET", LogName.of(read)) for read in reads]
         return Grants(grants=tuple(self.grant(method, name) for method, name in pairs))
@@ -164,12 +164,23 @@ async def test_f20_store_that_refuses_ends_the_log_with_its_reason(
     store: FlakyStore, logs: GrantedLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "TAKEOVER_LATE_S", 0.1)
-    store.refuse = True
+    store.refuse = 403
     writer = LogWriter(EXECUTION, NODE, logs)
     writer.append(2, 0, make_entries(1)[0])
     with pytest.raises(Refused, match="quota"):
         await writer.finish()
     assert not store.objects
+
+
+async def test_a_log_of_an_execution_that_is_settled_is_asked_for_once(
+    store: FlakyStore, logs: GrantedLogs
+) -> None:
+    store.refuse = 410
+    writer = LogWriter(EXECUTION, NODE, logs)
+    writer.append(2, 0, make_entries(1)[0])
+    with pytest.raises(Refused):
+        await writer.finish()
+    assert store.asked == 1
 
 
 async def test_f26_a_refused_log_of_a_task_that_has_left_costs_no_other_log(

@@ -48,7 +48,7 @@ from splitup.graph.manifest import (
 from splitup.graph.manifest_rules import check_manifest
 from splitup.graph.rules import CheckedGraph, check_graph
 from splitup_deploy.cutting.divide import divide
-from splitup_deploy.cutting.least_target import advise_target
+from splitup_deploy.cutting.least_target import advise_target, check_least
 from splitup_deploy.cutting.partition import (
     Balance,
     Region,
@@ -168,6 +168,8 @@ def build(
     targets = (target_vram_bytes,) if isinstance(target_vram_bytes, int) else target_vram_bytes
     cut = partial(_cut, balance=balance, max_tasks=max_tasks, private=private)
     try:
+        if private is None:  # the client's part needs no card
+            check_least(whole, targets)
         traced, graph, ends, parts = cut(whole, targets)
     except TargetTooSmall as error:
         raise InvalidModel(f"{error}: {advise_target(whole, targets, cut, error)}") from None

@@ -9,13 +9,24 @@ from typing import Any, Final
 
 from splitup.core.errors import InvalidModel
 from splitup.graph.rules import check_graph
-from splitup_deploy.cutting.partition import TargetTooSmall, bound_target
+from splitup_deploy.cutting.partition import SMALLER_SIZES, TargetTooSmall, bound_target
 from splitup_deploy.frontends.tracing import TracedModel
 
 _TRIES: Final = 12  # of cuts, each of which may take a second
 _NEAR: Final = 1.03  # the square of this factor is close enough
 
 _Cut = Callable[[TracedModel, Collection[int]], Any]
+
+
+def check_least(whole: TracedModel, targets: Collection[int]) -> None:
+    """Raise TargetTooSmall when no cut can be, before one is tried; dividing takes long."""
+    least, _ = bound_target(check_graph(whole.graph), whole.labels)
+    if max(targets) < least:
+        raise TargetTooSmall(
+            f"however it is cut, a task needs {least} bytes of memory; the target is "
+            f"{max(targets)}",
+            SMALLER_SIZES,
+        )
 
 
 def advise_target(

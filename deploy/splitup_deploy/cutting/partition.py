@@ -66,6 +66,7 @@ Balance = Literal["latency", "throughput"]
 _Row = np.ndarray[Any, np.dtype[np.int64]]
 _Mask = np.ndarray[Any, np.dtype[np.bool_]]
 _NEVER: Final = 2**62  # larger than any sum of bytes or picoseconds, and can be added to once
+SMALLER_SIZES: Final = "for a text model, a smaller --chunk or --context"
 
 
 class TargetTooSmall(InvalidModel):
@@ -381,7 +382,7 @@ class _Search:
             raise TargetTooSmall(
                 f"operation {self._name(largest)} alone needs {memory[largest]} bytes of memory "
                 f"unless it is divided; the target is {self.target_bytes}",
-                "for a text model, a smaller --chunk or --context",
+                SMALLER_SIZES,
             )
 
     def check_atoms(self) -> None:

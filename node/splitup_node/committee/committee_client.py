@@ -22,7 +22,6 @@ from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
 
-_OVER: Final = 410  # a member's answer for an execution that was settled or refunded
 _NO_DRAW: Final = 404  # its answer for an execution that it has no verification draw of
 
 T = TypeVar("T")
@@ -206,4 +205,4 @@ def _get_outcome(task: asyncio.Future[Any]) -> Any:
 
 
 def _count_over(answers: Iterable[SignedAttestation | SplitUpError]) -> int:
-    return sum(isinstance(a, Refused) and a.status == _OVER for a in answers)
+    return sum(isinstance(a, Refused) and a.is_final for a in answers)

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any
 
 from splitup.core import tuning
@@ -91,7 +90,7 @@ class Recovery:
             try:
                 return await self._try(lost)
             except SplitUpError as error:
-                if isinstance(error, Refused) and error.status == HTTPStatus.GONE:
+                if isinstance(error, Refused) and error.is_final:
                     raise
                 if self.now_s() + tuning.LOAD_RETRY_S / 10 > deadline_s:
                     raise

@@ -70,7 +70,8 @@ class Patience:
 
 def describe_holders(found: ModelHolders, of_model: str = "") -> str:
     """Return how far nodes have loaded a model, and what is in the way."""
-    text = f"loading {found.reported} of {found.tasks} tasks{of_model}"
+    reported = min(found.reported, found.tasks)  # the one member that answers may lie
+    text = f"loading {reported} of {found.tasks} tasks{of_model}"
     if found.loading:
         return text
     if not found.live:

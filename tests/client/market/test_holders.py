@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from splitup.client.market.holders import Patience, find_believable, is_held, wait_until_held
+from splitup.client.market.holders import (
+    Patience,
+    describe_holders,
+    find_believable,
+    is_held,
+    wait_until_held,
+)
 from splitup.core import tuning
 from splitup.core.errors import Unavailable
 from splitup.messages.snapshots import ModelHolders
@@ -105,3 +111,8 @@ async def test_the_client_asks_again_until_an_honest_member_sees_all_tasks_held(
 async def test_members_without_an_answer_are_no_obstacle() -> None:
     async with serve_members([[], [], [see(0)], [see(0)]]) as committee, SignedClient() as http:
         await wait_until_held(http, always(committee), "m", MODEL)
+
+
+def test_what_is_loaded_is_never_more_than_all() -> None:
+    liar = see(held=0, tasks=12, reported=999, loading=1)
+    assert describe_holders(liar) == "loading 12 of 12 tasks"

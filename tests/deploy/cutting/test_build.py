@@ -125,13 +125,19 @@ def test_layers_of_one_task_share_their_rope_table() -> None:
 
 
 def test_a_target_that_no_task_can_meet_is_refused_with_one_that_is_enough() -> None:
-    with pytest.raises(InvalidModel, match=r"' alone needs \d+ bytes.*target is 500000") as caught:
+    with pytest.raises(InvalidModel, match=r"needs \d+ bytes.*target is 500000") as caught:
         build(str(EXAMPLE), 500_000)
     (text,) = re.findall(r"raise --target-vram to at least (\S+)", str(caught.value))
     least = parse_size(text)
     assert max(task.vram_bytes for task in build(str(EXAMPLE), least).manifest.tasks) <= least
-    with pytest.raises(InvalidModel, match="alone needs"):
+    with pytest.raises(InvalidModel, match="a task needs"):
         build(str(EXAMPLE), int(0.9 * least))
+
+
+def test_a_target_far_too_small_is_refused_before_anything_is_divided() -> None:
+    """In so many pieces this model would have more kernels than are compiled."""
+    with pytest.raises(InvalidModel, match=r"raise --target-vram to at least \S+"):
+        build(str(EXAMPLE), parse_size("10KB"), sizes=Sizes(chunk=8))
 
 
 def test_a_target_that_no_task_can_meet_is_refused_before_weights_are_read() -> None:
