@@ -136,6 +136,7 @@ ROWS: Final = {
     "S55": "a byte for which an adapter host starts a process, and ends another's session",
     "S56": "a key whose slow readers keep the files of private models from all others",
     "S57": "a file of weights of a few kilobytes that takes hours to read",
+    "S60": "a client that gives a node tasks, or takes some, so that it can commit to nothing",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

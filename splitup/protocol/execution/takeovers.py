@@ -51,6 +51,7 @@ class ExecutorMap:
         self._executors = list(plan.executors())
         self._keys = {entry.node: entry.signing_key for entry in plan.nodes}
         self.takeovers: dict[int, SignedTakeover] = {}  # by task, the highest candidate's
+        self._earlier: dict[tuple[int, str], SignedTakeover] = {}  # by task and the node it names
 
     @property
     def executors(self) -> tuple[str, ...]:
@@ -64,9 +65,13 @@ class ExecutorMap:
         if known is not None and known.takeover.candidate >= takeover.candidate:
             return False
         node = check_takeover(signed, self._plan)
-        self.takeovers[takeover.task] = signed
+        self.takeovers[takeover.task] = self._earlier[takeover.task, node] = signed
         self._executors[takeover.task] = node
         return True
+
+    def find_takeover(self, task: int, node: str) -> SignedTakeover | None:
+        """Return the takeover that gave a task to a node, which may have lost it again."""
+        return self._earlier.get((task, node))
 
     def get_author(self, task: int) -> str:
         """Return the writer of a task's log, or of the graph inputs' (CLIENT); raise PeerFault."""
@@ -112,17 +117,24 @@ def get_candidate(completion: Completion, plan: Plan, task: int) -> int:
     )
 
 
-def is_replaced(completion: Completion, plan: Plan, task: int) -> bool:
-    """Return whether a completion shows that the client gave a task of its node to a later one.
+def is_given_away(completion: Completion, plan: Plan, task: int) -> bool:
+    """Return whether a completion shows that the client gave a task to another than planned.
 
     Raises PeerFault, BadSignature for a takeover that the client did not sign.
     """
-    candidates = plan.tasks[task]
+    planned = plan.executors()[task]
     return any(
-        signed.takeover.task == task
-        and completion.node in candidates[: candidates.index(check_takeover(signed, plan))]
+        signed.takeover.task == task and check_takeover(signed, plan) != planned
         for signed in completion.takeovers
     )
+
+
+def list_taken(
+    takeovers: Iterable[SignedTakeover], plan: Plan, node: str
+) -> frozenset[tuple[int, int]]:
+    """Return the (task, candidate) by which checked takeovers name a node."""
+    names = ((signed.takeover.task, signed.takeover.candidate) for signed in takeovers)
+    return frozenset((task, place) for task, place in names if plan.tasks[task][place] == node)
 
 
 def find_executors(
@@ -136,7 +148,8 @@ def find_executors(
 
     With ``partial`` commitments may be missing: then the last candidate named stands for the task.
 
-    ``named`` are the (task, candidate) of checked takeovers. ``places`` are the positions of the
+    ``named`` are the (task, candidate) by which those that committed show that they answer for a
+    task (``list_taken``). ``places`` are the positions of the
     nodes' commitments on chain, all equal where the chain gives no order. The first commitments
     that cover every task count, so later ones change nothing; of several candidates for one task
     the highest counts.

@@ -99,7 +99,7 @@ def _without_a_second_answer(patch: pytest.MonkeyPatch) -> None:
 
 
 def _without_replacement(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(proof_of_sampling, "is_replaced", lambda *arguments: False)
+    patch.setattr(proof_of_sampling, "is_given_away", lambda *arguments: False)
 
 
 def _without_comparisons(patch: pytest.MonkeyPatch) -> None:
