@@ -64,7 +64,8 @@ class Handovers:
         part = execution.drop_part(task)
         self._queue.drop_task(execution.id, task)
         self._workers.drop([part.session])
-        execution.claims.keep_lost(part, execution.record.writer.forget(task))
+        execution.claims.keep_lost(part)
+        execution.record.writer.flush()  # the client may have what it wants by now, and end nothing
         if not execution.parts:
             self._table.listener.on_failed(execution)
         else:

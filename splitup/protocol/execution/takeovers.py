@@ -73,6 +73,12 @@ class ExecutorMap:
         """Return the takeover that gave a task to a node, which may have lost it again."""
         return self._earlier.get((task, node))
 
+    def has_run(self, task: int, node: str) -> bool:
+        """Return whether a node is or was the executor of a task."""
+        if task >= len(self._executors):
+            return False
+        return node == self._plan.executors()[task] or (task, node) in self._earlier
+
     def get_author(self, task: int) -> str:
         """Return the writer of a task's log, or of the graph inputs' (CLIENT); raise PeerFault."""
         if task == CLIENT:

@@ -45,9 +45,10 @@ class EarnedClaims:
         self.ordered = 0  # steps of which the client sent inputs to this node
         self.order: Seal | None = None  # under the last of them
         self._interim: deque[SignedEnd] = deque(maxlen=limits.INTERIM_ENDS)
-        # tasks that the client gave to another node, or that failed, and how many steps were stored
-        # before: they are owed if no other node commits to them
-        self._lost: dict[int, tuple[Part, int]] = {}
+        # tasks that the client gave to another node, or that failed: what was computed of them is
+        # owed if no other node commits to them, as far as it is in the store
+        self._lost: dict[int, Part] = {}
+        self._stored: dict[int, int] = {}  # steps of lost tasks that nothing more is stored of
 
     @property
     def steps(self) -> int | None:
@@ -59,10 +60,13 @@ class EarnedClaims:
         """Return whether this node has computed something that it may commit to."""
         return bool(self._parts or self._lost)
 
-    def keep_lost(self, part: Part, stored: int) -> None:
-        """Keep what a task was that another node runs from now on."""
-        if stored:
-            self._lost[part.task] = part, min(stored, part.digests.steps)
+    def keep_lost(self, part: Part) -> None:
+        """Keep what was computed of a task that this node does not run any more."""
+        self._lost[part.task] = part
+
+    def limit_lost(self, count_stored: Callable[[int], int]) -> None:
+        """Claim no more of lost tasks than is stored now."""
+        self._stored = {task: count_stored(task) for task in self._lost}
 
     @property
     def delivered(self) -> int:
@@ -101,8 +105,11 @@ class EarnedClaims:
 
         They are above ``steps``, and above what the client has acknowledged.
         """
-        able = {task: stored for task, (_, stored) in self._lost.items()}
-        able |= {task: part.digests.steps for task, part in self._parts.items()}
+        parts = self._lost | dict(self._parts)
+        able = {
+            task: min(part.digests.steps, self._stored.get(task, limits.MAX_STEPS))
+            for task, part in parts.items()
+        }
         own = [able.get(task, 0) for task in self._list_own()]
         computed = min(own) if own else max(able.values(), default=0)
         lowest = max(self.delivered, steps, computed - limits.UNPAID_STEPS)
@@ -118,7 +125,8 @@ class EarnedClaims:
         () if it has not computed so many steps of its own, or a final end fewer than a state has
         seen, or the end misstates the inputs that it received.
         """
-        lost = {task: part for task, (part, stored) in self._lost.items() if end.steps <= stored}
+        stored = self._stored
+        lost = {t: part for t, part in self._lost.items() if end.steps <= stored.get(t, end.steps)}
         if end.final:  # a state that is gone is not asked for where the plan's node lost a task
             planned = self._plan.executors()
             lost = {task: part for task, part in lost.items() if planned[task] == self._node}

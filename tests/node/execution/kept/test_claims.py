@@ -43,6 +43,7 @@ class Work:
     def __init__(self, node: PlanNode) -> None:
         self.executor_map = ExecutorMap(PLAN)
         self.parts: dict[int, Part] = {}
+        self.stored: dict[int, int] = {}
         self.claims = EarnedClaims(PLAN, MANIFEST, node.node, self.executor_map, self.parts)
 
     def run(self, task: int, steps: int = STEPS) -> None:
@@ -57,7 +58,9 @@ class Work:
         """Lose a task to another node, or by a failure."""
         if to is not None:
             self.give(task, to)
-        self.claims.keep_lost(self.parts.pop(task), stored)
+        self.claims.keep_lost(self.parts.pop(task))
+        self.stored[task] = stored
+        self.claims.limit_lost(lambda lost: self.stored[lost])
 
     def give(self, task: int, to: PlanNode) -> None:
         place = PLAN.tasks[task].index(to.node)
