@@ -13,6 +13,7 @@ from typing import Protocol
 from splitup.core import limits, tuning
 from splitup.core.errors import Refused, SplitUpError, Unavailable
 from splitup.crypto.keys import Identity
+from splitup.messages.completions import SignedTakeover
 from splitup.messages.plans import PlanCertificate
 from splitup.net.tensor_chunks import TensorChunks
 from splitup.protocol.execution.task_queue import TaskQueue
@@ -29,6 +30,9 @@ class Listener(Protocol):
 
     def on_begun(self, execution: Execution) -> None:
         """Note that this node runs tasks of an execution from now on."""
+
+    def on_taken(self, execution: Execution, signed: SignedTakeover) -> None:
+        """Note that this node takes a task over from another."""
 
     def on_ended(self, execution: Execution) -> None:
         """Note that the client has said how many steps there were."""

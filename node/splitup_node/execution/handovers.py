@@ -52,6 +52,7 @@ class Handovers:
             self._give_up_part(execution, task)
         execution.routing.renew({task: sealed})
         if after == execution.node:
+            self._table.listener.on_taken(execution, signed)
             self._begin_part(execution, task, signed.takeover.first_step)
             return
         for source in dict.fromkeys(get_sources(execution.manifest, task)):

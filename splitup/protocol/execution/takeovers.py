@@ -148,11 +148,13 @@ def find_executors(
     named: Iterable[tuple[int, int]],
     places: Mapping[str, int],
     *,
+    known: Iterable[tuple[int, int]] = (),
     partial: bool = False,
 ) -> tuple[str, ...] | None:
     """Return who answers for every task, None while a commitment is missing.
 
-    With ``partial`` commitments may be missing: then the last candidate named stands for the task.
+    All takeovers are ``known``: the last candidate of each task is waited for. With ``partial``
+    commitments may be missing: then the last candidate named, or the plan's, stands for the task.
 
     ``named`` are the (task, candidate) by which those that committed show that they answer for a
     task (``list_taken``). ``places`` are the positions of the
@@ -161,7 +163,8 @@ def find_executors(
     the highest counts.
     """
     executors, names = plan.executors(), sorted(named)
-    if not names:  # the usual case, computed many times a second
+    last_named = dict(sorted(known))  # the highest candidate, by task
+    if not names and not last_named:  # the usual case, computed many times a second
         return executors if partial or places.keys() >= set(executors) else None
     eligible = [[executor] for executor in executors]
     for task, candidate in names:
@@ -171,6 +174,8 @@ def find_executors(
         pairs = zip(present, eligible, strict=True)
         return tuple((nodes or candidates)[-1] for nodes, candidates in pairs)
     if not all(present):
+        return None
+    if any(present[task][-1] != plan.tasks[task][place] for task, place in last_named.items()):
         return None
     last = max(min(places[node] for node in nodes) for nodes in present)
     return tuple([node for node in nodes if places[node] <= last][-1] for nodes in present)

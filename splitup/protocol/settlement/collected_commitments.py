@@ -27,6 +27,7 @@ class HeldCommitment(NamedTuple):
     root: str  # "" if the node signed two: then it counts as none
     tokens: tuple[str, ...]  # what the node signed: one message, or two that differ
     taken: frozenset[tuple[int, int]]  # (task, candidate): of others' tasks it answers for these
+    is_final: bool  # for the client's final end
 
 
 class HeldCounts(NamedTuple):
@@ -62,16 +63,16 @@ class CollectedCommitments:
 
         Its takeovers have been checked.
         """
-        steps = commitment.end.end.steps
+        steps, is_final = commitment.end.end.steps, commitment.end.end.final
         by_steps = self.by_node.setdefault(commitment.node, {})
         known = by_steps.get(steps)
         taken = list_taken(commitment.takeovers, plan, commitment.node)
         if known is None:
-            by_steps[steps] = HeldCommitment(commitment.root, (token,), taken)
+            by_steps[steps] = HeldCommitment(commitment.root, (token,), taken, is_final)
             if len(by_steps) > limits.MAX_ENDS:
                 del by_steps[min(by_steps)]
         elif known.root and (known.root, known.taken) != (commitment.root, taken):
-            by_steps[steps] = HeldCommitment("", (*known.tokens, token), frozenset())
+            by_steps[steps] = HeldCommitment("", (*known.tokens, token), frozenset(), is_final)
         self.changes += by_steps.get(steps) is not known
 
     def add_counted(self, commitment: ExecutorCommitment, token: str, plan: Plan) -> None:
@@ -122,10 +123,12 @@ class CollectedCommitments:
             tokens.append(self.order)
         return list(dict.fromkeys(tokens))
 
-    def list_for_end(self, steps: int) -> dict[str, str]:
-        """Return the roots for the client's ends of a number of steps, by node."""
+    def list_finals(self, steps: int) -> dict[str, str]:
+        """Return the roots for the client's final end after a number of steps, by node."""
         held = ((node, by_steps.get(steps)) for node, by_steps in self.by_node.items())
-        return {node: one.root for node, one in held if one is not None and one.root}
+        return {
+            node: one.root for node, one in held if one is not None and one.is_final and one.root
+        }
 
     def list_commitments(self, steps: int) -> dict[str, str]:
         """Return the roots for a number of steps, by node: for the client's ends, or counted."""
@@ -135,11 +138,8 @@ class CollectedCommitments:
 
     def list_taken(self, steps: int, nodes: Iterable[str]) -> set[tuple[int, int]]:
         """Return the (task, candidate) that nodes answer for, as their commitments show."""
-        found: set[tuple[int, int]] = set()
-        for node in nodes:
-            held = self.by_node.get(node, {}).get(steps) or self.counts[node]
-            found |= held.taken
-        return found
+        held = [self.by_node.get(node, {}).get(steps) or self.counts[node] for node in nodes]
+        return {name for one in held for name in one.taken}
 
     def list_numbers(self) -> list[int]:
         """Return the numbers of steps that anybody committed to."""

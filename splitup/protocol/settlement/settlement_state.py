@@ -240,7 +240,7 @@ class SettlementState:
         )
 
     def find_agreement(self, timestamp_s: int) -> AgreedCommitments | None:
-        """Return what to agree on, once commitments cover every task, or None.
+        """Return what to agree on, once commitments to the final end cover every task, or None.
 
         Of several candidates of a task that committed, the highest one counts. Shortly before the
         deadline commitments need not cover every task any more (``_find_best``). ``timestamp_s`` is
@@ -250,7 +250,7 @@ class SettlementState:
             return None
         steps = self.find_steps()
         if steps is not None:
-            commitments = self.collected.list_for_end(steps)
+            commitments = self.collected.list_finals(steps)
             executors = self._find_executors(steps, commitments)
             if executors is not None:
                 return self._make_agreement(steps, commitments, executors)
@@ -303,7 +303,8 @@ class SettlementState:
     ) -> tuple[str, ...] | None:
         assert self.certificate is not None
         plan, taken = self.certificate.plan, self.collected.list_taken(steps, commitments)
-        return find_executors(plan, taken, dict.fromkeys(commitments, 0), partial=partial)
+        places, known = dict.fromkeys(commitments, 0), self.collected.takeovers
+        return find_executors(plan, taken, places, known=known, partial=partial)
 
     def _make_agreement(
         self, steps: int, commitments: Mapping[str, str], executors: tuple[str, ...]

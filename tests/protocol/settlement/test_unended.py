@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -478,6 +479,54 @@ def test_s60_who_says_that_it_answers_for_a_task_and_does_not_pays_for_it() -> N
     assert simulation.run(700, lambda: simulation.is_settled(execution_id))
     assert successor not in get_pay(simulation, execution_id)
     assert get_slashes(simulation, execution_id).keys() <= {successor}
+
+
+def test_s63_commitments_to_an_interim_end_complete_no_final_one() -> None:
+    """The client signs a final end for one executor, below what it has acknowledged to all."""
+    simulation, _, plan = open_execution()
+    commit(simulation, plan, 0, 1, final=True)
+    for task in (1, 2):
+        commit(simulation, plan, task, 1)
+    done = [commit(simulation, plan, task, 3) for task in range(3)]
+    assert settle(simulation, plan, *done) == dict.fromkeys(plan.executors(), 3 * STEP_PRICE)
+
+
+def test_s63_members_wait_for_who_took_a_task_over() -> None:
+    """It goes on, while the client ends it for all that were there before."""
+    simulation, execution_id, plan = open_execution()
+    done = []
+    for task, candidates in enumerate(plan.tasks):
+        successor = next(node for node in candidates if node not in plan.executors())
+        place = candidates.index(successor)
+        taken = Takeover(execution_id=execution_id, task=task, candidate=place, first_step=1)
+        signed = (sign_takeover(CLIENT_IDENTITY, taken),)
+        message = Takeovers(execution_id=execution_id, node=successor, takeovers=signed)
+        key = simulation.by_node[successor].identity.signing_key_hex
+        for account in simulation.members:
+            simulation.feed(account, ev.TakeoversReceived(message, key))
+        done.append((task, successor, signed))
+    for task in range(3):
+        commit(simulation, plan, task, 1, final=True)
+    before_s = DEADLINE_S - tuning.AGREE_MARGIN_S - 12
+    assert not simulation.run(before_s, lambda: execution_id in simulation.chain.agreed)
+    order, revealed, paid = make_input_order(execution_id, STEPS - 1), [], Counter[str]()
+    by_node: dict[str, list[int]] = {}
+    for task, successor, _ in done:
+        by_node.setdefault(successor, []).append(task)
+        paid[successor] += PRICE
+    for successor, tasks in by_node.items():
+        counted = make_count(execution_id, STEPS)
+        parts = [complete(simulation, plan, task, counted) for task in tasks]
+        completion = parts[0].model_copy(
+            update={
+                "node": successor,
+                "tasks": tuple(claim for part in parts for claim in part.tasks),
+                "takeovers": tuple(s for t, _, shown in done if t in tasks for s in shown),
+            }
+        )
+        send_commitment(simulation, completion, order=order, takeovers=completion.takeovers)
+        revealed.append(completion)
+    assert settle(simulation, plan, *revealed) == paid
 
 
 @pytest.mark.parametrize("counts", [False, True])

@@ -69,6 +69,11 @@ class EarnedClaims:
         self._stored = {task: count_stored(task) for task in self._lost}
 
     @property
+    def asked(self) -> int:
+        """Return how many steps the client has signed for, in whatever way."""
+        return max(self.ordered, self.delivered, self.steps or 0)
+
+    @property
     def delivered(self) -> int:
         """Return how many steps the client has received, as it signed in its latest interim end."""
         return self._interim[-1].end.steps if self._interim else 0
@@ -111,7 +116,14 @@ class EarnedClaims:
             for task, part in parts.items()
         }
         own = [able.get(task, 0) for task in self._list_own()]
-        computed = min(own) if own else max(able.values(), default=0)
+
+        def price(steps: int) -> int:
+            """Return what so many steps earn of the tasks that have them."""
+            prices = (self._manifest.tasks[task].price_nano_usdc for task in able)
+            pairs = zip(prices, able.values(), strict=True)
+            return steps * sum(price for price, done in pairs if done >= steps)
+
+        computed = min(own) if own else max(able.values(), key=price, default=0)
         lowest = max(self.delivered, steps, computed - limits.UNPAID_STEPS)
         name = self._plan.request.execution_id
         return [make_count(name, number) for number in range(computed, lowest, -1)]
@@ -123,8 +135,10 @@ class EarnedClaims:
         a client may give it a task, or take one away, so that it can commit to nothing else.
 
         () if it has not computed so many steps of its own, or a final end fewer than a state has
-        seen, or the end misstates the inputs that it received.
+        seen or the client ordered, or the end misstates the inputs that it received.
         """
+        if end.final and end.steps < self.ordered:
+            return ()
         stored = self._stored
         lost = {t: part for t, part in self._lost.items() if end.steps <= stored.get(t, end.steps)}
         if end.final:  # a state that is gone is not asked for where the plan's node lost a task

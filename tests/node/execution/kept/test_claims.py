@@ -10,6 +10,7 @@ from splitup_node.execution.kept.parts import Part, make_part
 
 from splitup.core.errors import PeerFault
 from splitup.messages.completions import UNSTATED, Completion, End, SignedEnd, Takeover
+from splitup.messages.frames import Seal
 from splitup.messages.plans import PlanNode
 from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
@@ -156,3 +157,19 @@ def test_s60_a_node_that_lost_what_it_took_over_shows_both() -> None:
     assert list_tasks(done) == [0] and done is not None
     (shown,) = done.takeovers
     assert PLAN.tasks[0][shown.takeover.candidate] == C.node
+
+
+def test_s63_an_end_below_what_the_client_ordered_is_no_end(work: Work) -> None:
+    work.claims.add_order(STEPS - 1, Seal(b"", b""))
+    assert not work.claims.make(make_end(STEPS - 1).end)
+    assert list_tasks(work.commit(make_end())) == [0, 2]
+
+
+def test_s60_of_tasks_that_differ_in_their_steps_what_earns_most_is_counted() -> None:
+    for steps, expected in ((STEPS - 1, [0, 1]), (1, [0])):
+        work = Work(C)
+        work.give(0, C)
+        work.give(1, C)
+        work.run(0)
+        work.run(1, steps)
+        assert list_tasks(work.commit()) == expected
