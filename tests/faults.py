@@ -136,6 +136,10 @@ ROWS: Final = {
     "S55": "a byte for which an adapter host starts a process, and ends another's session",
     "S56": "a key whose slow readers keep the files of private models from all others",
     "S57": "a file of weights of a few kilobytes that takes hours to read",
+    "S60": "a client that gives a node tasks, or takes some, so that it can commit to nothing",
+    "S61": "a client that takes a task away, or makes it fail, before its last steps are stored",
+    "S62": "a client that signs nothing: its inputs are in its log alone",
+    "S63": "a client that ends it for some executors, and goes on with others",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

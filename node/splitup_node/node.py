@@ -24,6 +24,7 @@ from splitup.core.errors import ConfigurationError, PeerFault, Refused, SplitUpE
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
 from splitup.messages import api
+from splitup.messages.completions import SignedTakeover, Takeovers
 from splitup.messages.frames import make_order
 from splitup.messages.plans import PlanCertificate
 from splitup.net.http import Server, SignedClient, add_routes, read_unsigned
@@ -337,6 +338,19 @@ class NodeDaemon:
         except Unavailable as error:
             self._health.note_journal(error)
             self.engine.fail(execution.id, 0, 0, self._health.trouble)
+
+    def on_taken(self, execution: Execution, signed: SignedTakeover) -> None:
+        """Tell the members that this node takes a task over (called by the engine)."""
+        message = Takeovers(execution_id=execution.id, node=execution.node, takeovers=(signed,))
+
+        def stop() -> None:
+            task, step = signed.takeover.task, signed.takeover.first_step
+            self.engine.fail(execution.id, task, step, "the execution has been settled already")
+
+        work = self._reporter.watch_taken(
+            message, execution.deadline_s, lambda: execution.life.is_over, stop
+        )
+        self._background.start(work)
 
     def on_ended(self, execution: Execution) -> None:
         """Write an execution's end to the journal, so that a restart can complete it."""

@@ -366,14 +366,9 @@ class LogWriter:
         stored = [] if log is None else list(log.iter_unstored())
         return stored + [ahead[step] for step in sorted(ahead)]
 
-    def forget(self, task: int) -> int:
-        """Stop writing the log of a task that another node has taken over.
-
-        Returns how many steps of it are stored.
-        """
-        self.settle()
+    def count_stored(self, task: int) -> int:
+        """Return how many steps of a task are stored."""
         stored = [log.stored_steps for port, log in self._logs.items() if port[0] == task]
-        self._logs = {port: log for port, log in self._logs.items() if port[0] != task}
         return min(stored, default=0)
 
     def discard(self) -> None:
@@ -393,23 +388,10 @@ class LogWriter:
             self._task = asyncio.create_task(self._write())
 
     async def _write(self) -> None:
-        """Store all full segments.
-
-        A gateway may hear of a takeover before this party does, and then refuses the log of the
-        task that it has lost, and with it the others: the client's word is waited for.
-        """
-        give_up_s: float | None = None
+        """Store all full segments."""
         try:
             while batch := self._list_oldest():
-                try:
-                    await self._store_batch(batch)
-                    give_up_s = None
-                except Refused as error:
-                    now_s = time.monotonic()
-                    give_up_s = give_up_s or now_s + tuning.TAKEOVER_LATE_S
-                    if error.is_final or now_s >= give_up_s:
-                        raise
-                    await asyncio.sleep(tuning.TAKEOVER_POLL_S)
+                await self._store_batch(batch)
                 if self.error is not None:
                     return
         except SplitUpError as error:

@@ -33,7 +33,7 @@ from splitup.graph.manifest import (
 from splitup.graph.rules import check_graph
 from splitup.messages import api
 from splitup.messages.base import CLIENT
-from splitup.messages.completions import End, Takeover
+from splitup.messages.completions import End, SignedTakeover, Takeover
 from splitup.messages.frames import (
     CHUNK_MAGIC,
     Frame,
@@ -258,6 +258,9 @@ class TestNode:
 
     def on_begun(self, execution: Execution) -> None:
         self.begun.append(execution.id)
+
+    def on_taken(self, execution: Execution, signed: SignedTakeover) -> None:
+        """Note that it takes a task over."""
 
     def on_ended(self, execution: Execution) -> None:
         pass

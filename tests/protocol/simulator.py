@@ -199,7 +199,7 @@ class Simulation(VirtualTime):
         self.broken: Callable[[Plan], Collection[str]] = lambda plan: ()  # whom the client replaces
         self.client = "honest"  # or its end is false, two-faced, or hasty: without digests
         self.held = held
-        self.told = size  # how many members hear of takeovers from nodes
+        self.told = size  # how many members hear of takeovers before the commitments
         self.paused: dict[str, float] = {}  # node -> until when it says nothing
         self.unable: set[str] = set()  # members that cannot recompute
         self.compared_classes = {FOREIGN_CLASS}  # in which members do not compute
@@ -648,11 +648,10 @@ class Simulation(VirtualTime):
             node=node.address,
             root=completion.root(),
             end=completion.end,
+            takeovers=takeovers,
         )
-        for place, account in enumerate(self.members):
+        for account in self.members:
             told = commitment
-            if self.told is None or place < self.told:
-                told = commitment.model_copy(update={"takeovers": takeovers})
             if node.two_faced:
                 told = told.model_copy(update={"root": "0x" + digest("face", account)})
             event = make_commitment_event(node.identity, told)

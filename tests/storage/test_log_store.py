@@ -161,9 +161,8 @@ async def test_full_segment_waits_for_the_next_look_unless_another_is_full(
 
 
 async def test_f20_store_that_refuses_ends_the_log_with_its_reason(
-    store: FlakyStore, logs: GrantedLogs, monkeypatch: pytest.MonkeyPatch
+    store: FlakyStore, logs: GrantedLogs
 ) -> None:
-    monkeypatch.setattr(tuning, "TAKEOVER_LATE_S", 0.1)
     store.refuse = 403
     writer = LogWriter(EXECUTION, NODE, logs)
     writer.append(2, 0, make_entries(1)[0])
@@ -181,30 +180,6 @@ async def test_a_log_of_an_execution_that_is_settled_is_asked_for_once(
     with pytest.raises(Refused):
         await writer.finish()
     assert store.asked == 1
-
-
-async def test_f26_a_refused_log_of_a_task_that_has_left_costs_no_other_log(
-    store: FlakyStore, logs: GrantedLogs
-) -> None:
-    """The gateway hears of a takeover before the node does."""
-    refused, ask = asyncio.Event(), logs._ask
-
-    async def ask_gateway(writes: Sequence[LogWrite], reads: Sequence[LogRead]) -> Grants:
-        if any(write.task == 3 for write in writes):
-            refused.set()
-            raise Refused("the key does not write task 3", status=403)
-        return await ask(writes, reads)
-
-    logs._ask = ask_gateway
-    writer, entries = LogWriter(EXECUTION, NODE, logs), make_entries(3)
-    for entry in entries:
-        writer.append(2, 0, entry)
-        writer.append(3, 0, entry)
-    finished = asyncio.create_task(writer.finish())
-    await refused.wait()
-    writer.forget(3)
-    await finished
-    assert await read_all(logs) == entries and writer.error is None
 
 
 async def test_slow_store_costs_bounded_memory(

@@ -14,6 +14,7 @@ from functools import partial
 
 from splitup.core import tuning
 from splitup.core.errors import PeerFault, SplitUpError
+from splitup.messages.base import CLIENT
 from splitup.net.object_transfer import NotStored
 from splitup.protocol.execution.log_segments import LogEntry, LogReader
 from splitup.protocol.execution.routes import get_sources
@@ -118,7 +119,11 @@ class Replay:
         reader: LogReader,
         entries: list[LogEntry],
     ) -> None:
-        """Offer one segment to the queue once the task is at most REPLAY_AHEAD_STEPS behind it."""
+        """Offer one segment to the queue once the task is at most REPLAY_AHEAD_STEPS behind it.
+
+        Of the client's, no step that it has not signed for: nobody signs a log, and it would owe
+        nothing for what was computed out of it alone.
+        """
         ran = self._ran.get((execution.id, part.task))
         while (
             ran is not None
@@ -128,6 +133,11 @@ class Replay:
             ran.clear()
             await ran.wait()
         for entry in entries:
+            while reader.name.task == CLIENT and self._is_current(execution, part):
+                if entry.step < execution.claims.asked:
+                    break
+                self._schedule()
+                await asyncio.sleep(tuning.LOG_POLL_S)
             if not self._is_current(execution, part):
                 return
             if entry.step < self._get_step(execution, part):

@@ -52,7 +52,9 @@ class Engine:
         self._node = identity.address
         self._open_store = open_store
         self._background = BackgroundTasks()
-        self._table = table = ExecutionTable(identity, workers, programs, listener, now_s)
+        self._table = table = ExecutionTable(
+            identity, workers, programs, listener, now_s, spawn=self._background.start
+        )
         self.pool = LinkPool(identity, _refuse_frame, allow_loopback=allow_loopback)
         self._outputs = Outputs(identity, self.pool, table, self._background.start, direct_bytes)
         replay = Replay(table, self._schedule, self._background.start)

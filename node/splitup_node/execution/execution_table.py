@@ -11,14 +11,15 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from splitup.core import limits, tuning
-from splitup.core.errors import Refused, Unavailable
+from splitup.core.errors import Refused, SplitUpError, Unavailable
 from splitup.crypto.keys import Identity
+from splitup.messages.completions import SignedTakeover
 from splitup.messages.plans import PlanCertificate
 from splitup.net.tensor_chunks import TensorChunks
 from splitup.protocol.execution.task_queue import TaskQueue
 from splitup_node.execution.client_links import ClientLinks
 from splitup_node.execution.device_states import find_stale
-from splitup_node.execution.kept.executions import Execution, get_first_task
+from splitup_node.execution.kept.executions import Execution, Spawn, get_first_task
 from splitup_node.worker.worker_pool import Workers
 
 _log = logging.getLogger("splitup.node.executions")
@@ -29,6 +30,9 @@ class Listener(Protocol):
 
     def on_begun(self, execution: Execution) -> None:
         """Note that this node runs tasks of an execution from now on."""
+
+    def on_taken(self, execution: Execution, signed: SignedTakeover) -> None:
+        """Note that this node takes a task over from another."""
 
     def on_ended(self, execution: Execution) -> None:
         """Note that the client has said how many steps there were."""
@@ -50,7 +54,10 @@ class ExecutionTable:
         programs: Mapping[str, int],  # task_id -> program; changes as tasks are loaded
         listener: Listener,
         now_s: Callable[[], float] = time.time,  # the chain's time, which deadlines are in
+        *,
+        spawn: Spawn,
     ) -> None:
+        self._spawn = spawn
         self._node = identity.address
         self._workers = workers
         self._programs = programs
@@ -118,12 +125,21 @@ class ExecutionTable:
         self.give_up(execution)
 
     def give_up(self, execution: Execution) -> None:
-        """Keep what an execution that failed has stored, which is owed; drop the rest."""
+        """Store what an execution that failed has computed, which is owed; drop the rest."""
         for part in execution.parts.values():
-            execution.claims.keep_lost(part, execution.record.writer.forget(part.task))
-        execution.record.writer.discard()
+            execution.claims.keep_lost(part)
         self.release(execution)
         execution.parts.clear()
+        self._spawn(self._store_rest(execution))
+
+    async def _store_rest(self, execution: Execution) -> None:
+        writer = execution.record.writer
+        try:
+            await writer.finish()
+        except SplitUpError as error:
+            _log.warning("the rest of %s is not stored: %s", execution.id, error)
+        execution.claims.limit_lost(writer.count_stored)
+        writer.discard()
         self.listener.on_failed(execution)
 
     async def fail_unless_replaced(

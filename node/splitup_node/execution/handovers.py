@@ -52,6 +52,7 @@ class Handovers:
             self._give_up_part(execution, task)
         execution.routing.renew({task: sealed})
         if after == execution.node:
+            self._table.listener.on_taken(execution, signed)
             self._begin_part(execution, task, signed.takeover.first_step)
             return
         for source in dict.fromkeys(get_sources(execution.manifest, task)):
@@ -64,7 +65,8 @@ class Handovers:
         part = execution.drop_part(task)
         self._queue.drop_task(execution.id, task)
         self._workers.drop([part.session])
-        execution.claims.keep_lost(part, execution.record.writer.forget(task))
+        execution.claims.keep_lost(part)
+        execution.record.writer.flush()  # the client may have what it wants by now, and end nothing
         if not execution.parts:
             self._table.listener.on_failed(execution)
         else:

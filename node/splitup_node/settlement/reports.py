@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,28 @@ class Reporter:
             # before our commitment is on chain
             self._background.start(self._committee_client.announce(takeovers, set()))
         self._waiting.put_nowait(report)
+
+    async def watch_taken(
+        self,
+        message: Takeovers,
+        deadline_s: int,
+        is_over: Callable[[], bool],
+        stop: Callable[[], None],
+    ) -> None:
+        """Tell the members of a task that this node takes over: then they wait for its commitment.
+
+        Call ``stop`` if they agreed on others' before: its work would not be paid.
+        """
+        try:
+            await self._committee_client.spread(api.TAKEOVERS, message, deadline_s)
+            while not is_over() and self._chain.clock.now_s() < deadline_s:
+                row = await self._chain.call("market", "executionOf", message.execution_id)
+                if row["certified"] or Status(row["status"]) in (Status.SETTLED, Status.REFUNDED):
+                    stop()
+                    return
+                await asyncio.sleep(tuning.REPORT_RETRY_S)
+        except SplitUpError as error:
+            _log.warning("a takeover of %s is not watched: %s", message.execution_id, error)
 
     def resume(self) -> None:
         """Take up the completions that an earlier run of the node has not fully reported."""

@@ -149,8 +149,8 @@ def compute_log_rights(
 
     A task's executor, according to ``executor_map``, may write below its own prefix and read that.
     It may read the logs of all candidates of the tasks whose ports it consumes. The client may
-    write the graph's inputs and read its outputs. A fallback has no rights before its takeover, a
-    replaced node none after it.
+    write the graph's inputs and read its outputs. A fallback has no rights before its takeover. A
+    replaced node may still write what it had computed, which may be owed to it, and reads nothing.
     """
     _check_plan_fits(plan, manifest)
     nodes = _find_nodes(plan, requester)
@@ -162,10 +162,14 @@ def compute_log_rights(
     execution_id = plan.request.execution_id
     rights: list[Right] = []
     for write in request.writes:
-        if write.task not in runs and not (write.task == CLIENT and is_client):
+        if write.task == CLIENT and is_client:
+            author = plan.request.client
+        else:
+            ran = (node for node in nodes if executor_map.has_run(write.task, node))
+            author = next(ran, "")
+        if not author:
             raise _refuse(f"the key {requester} does not run task {write.task} of {execution_id}")
         check_log_size(write, plan, manifest)
-        author = executor_map.get_author(write.task)
         name = LogName(write.task, write.port, author, write.number, write.apart)
         key = name.get_key(execution_id)
         rights.append(Right("PUT", key, write.length_bytes, write.sha256))

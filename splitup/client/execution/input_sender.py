@@ -66,6 +66,7 @@ class InputSender:
         self._loop = asyncio.get_running_loop()
         self._consumers = get_input_consumers(manifest, tuple(executors))
         self._digests = [StepsDigest() for _ in manifest.inputs]
+        self._latest: dict[int, LogEntry] = {}  # by port
         self._steps = 0
         self._steps_sent = 0  # whose inputs are in the digests
         self._writer = LogWriter(self._execution_id, request.client, store, pause_s=0.0)
@@ -127,9 +128,13 @@ class InputSender:
         return tuple(one for one in found if one is not None) if all(found) else ()
 
     def resend_unstored(self, port: int, node: str) -> None:
-        """Send a node that took a task over the inputs that it cannot read from the store yet."""
+        """Send a node that took a task over the inputs that it cannot read from the store yet.
+
+        If there are none, the last one: it shows how many steps we ordered.
+        """
         self._settle()
-        for entry in self._writer.get_unstored(CLIENT, port):
+        latest = [self._latest[port]] if port in self._latest else []
+        for entry in self._writer.get_unstored(CLIENT, port) or latest:
             frame = make_entry_frame(self._execution_id, (CLIENT, port), entry)
             self.send_all(seal_frame(self._identity, frame), [node])
 
@@ -198,6 +203,7 @@ class InputSender:
     def _log_inputs(self, entries: Mapping[int, LogEntry]) -> None:
         """Log inputs of a step, which are sent in the same turn of the event loop or later."""
         for port, entry in entries.items():
+            self._latest[port] = entry
             self._writer.append(CLIENT, port, entry)
         self._writer.settle()
 

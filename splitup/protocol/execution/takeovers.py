@@ -51,6 +51,7 @@ class ExecutorMap:
         self._executors = list(plan.executors())
         self._keys = {entry.node: entry.signing_key for entry in plan.nodes}
         self.takeovers: dict[int, SignedTakeover] = {}  # by task, the highest candidate's
+        self._earlier: dict[tuple[int, str], SignedTakeover] = {}  # by task and the node it names
 
     @property
     def executors(self) -> tuple[str, ...]:
@@ -64,9 +65,19 @@ class ExecutorMap:
         if known is not None and known.takeover.candidate >= takeover.candidate:
             return False
         node = check_takeover(signed, self._plan)
-        self.takeovers[takeover.task] = signed
+        self.takeovers[takeover.task] = self._earlier[takeover.task, node] = signed
         self._executors[takeover.task] = node
         return True
+
+    def find_takeover(self, task: int, node: str) -> SignedTakeover | None:
+        """Return the takeover that gave a task to a node, which may have lost it again."""
+        return self._earlier.get((task, node))
+
+    def has_run(self, task: int, node: str) -> bool:
+        """Return whether a node is or was the executor of a task."""
+        if task >= len(self._executors):
+            return False
+        return node == self._plan.executors()[task] or (task, node) in self._earlier
 
     def get_author(self, task: int) -> str:
         """Return the writer of a task's log, or of the graph inputs' (CLIENT); raise PeerFault."""
@@ -112,17 +123,24 @@ def get_candidate(completion: Completion, plan: Plan, task: int) -> int:
     )
 
 
-def is_replaced(completion: Completion, plan: Plan, task: int) -> bool:
-    """Return whether a completion shows that the client gave a task of its node to a later one.
+def is_given_away(completion: Completion, plan: Plan, task: int) -> bool:
+    """Return whether a completion shows that the client gave a task to another than planned.
 
     Raises PeerFault, BadSignature for a takeover that the client did not sign.
     """
-    candidates = plan.tasks[task]
+    planned = plan.executors()[task]
     return any(
-        signed.takeover.task == task
-        and completion.node in candidates[: candidates.index(check_takeover(signed, plan))]
+        signed.takeover.task == task and check_takeover(signed, plan) != planned
         for signed in completion.takeovers
     )
+
+
+def list_taken(
+    takeovers: Iterable[SignedTakeover], plan: Plan, node: str
+) -> frozenset[tuple[int, int]]:
+    """Return the (task, candidate) by which checked takeovers name a node."""
+    names = ((signed.takeover.task, signed.takeover.candidate) for signed in takeovers)
+    return frozenset((task, place) for task, place in names if plan.tasks[task][place] == node)
 
 
 def find_executors(
@@ -130,19 +148,23 @@ def find_executors(
     named: Iterable[tuple[int, int]],
     places: Mapping[str, int],
     *,
+    known: Iterable[tuple[int, int]] = (),
     partial: bool = False,
 ) -> tuple[str, ...] | None:
     """Return who answers for every task, None while a commitment is missing.
 
-    With ``partial`` commitments may be missing: then the last candidate named stands for the task.
+    All takeovers are ``known``: the last candidate of each task is waited for. With ``partial``
+    commitments may be missing: then the last candidate named, or the plan's, stands for the task.
 
-    ``named`` are the (task, candidate) of checked takeovers. ``places`` are the positions of the
+    ``named`` are the (task, candidate) by which those that committed show that they answer for a
+    task (``list_taken``). ``places`` are the positions of the
     nodes' commitments on chain, all equal where the chain gives no order. The first commitments
     that cover every task count, so later ones change nothing; of several candidates for one task
     the highest counts.
     """
     executors, names = plan.executors(), sorted(named)
-    if not names:  # the usual case, computed many times a second
+    last_named = dict(sorted(known))  # the highest candidate, by task
+    if not names and not last_named:  # the usual case, computed many times a second
         return executors if partial or places.keys() >= set(executors) else None
     eligible = [[executor] for executor in executors]
     for task, candidate in names:
@@ -152,6 +174,8 @@ def find_executors(
         pairs = zip(present, eligible, strict=True)
         return tuple((nodes or candidates)[-1] for nodes, candidates in pairs)
     if not all(present):
+        return None
+    if any(present[task][-1] != plan.tasks[task][place] for task, place in last_named.items()):
         return None
     last = max(min(places[node] for node in nodes) for nodes in present)
     return tuple([node for node in nodes if places[node] <= last][-1] for nodes in present)

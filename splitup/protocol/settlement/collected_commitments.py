@@ -7,6 +7,7 @@ the same draw the same conclusions.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from splitup.messages.completions import ExecutorCommitment, SignedEnd, SignedTa
 from splitup.messages.plans import Plan
 from splitup.protocol.committee.peer_messages import CommitmentsVote
 from splitup.protocol.execution.ends import check_count, check_end, check_order
+from splitup.protocol.execution.takeovers import list_taken
 from splitup.protocol.settlement.chain_commitments import AgreedCommitments
 
 
@@ -24,6 +26,8 @@ class HeldCommitment(NamedTuple):
 
     root: str  # "" if the node signed two: then it counts as none
     tokens: tuple[str, ...]  # what the node signed: one message, or two that differ
+    taken: frozenset[tuple[int, int]]  # (task, candidate): of others' tasks it answers for these
+    is_final: bool  # for the client's final end
 
 
 class HeldCounts(NamedTuple):
@@ -31,6 +35,7 @@ class HeldCounts(NamedTuple):
 
     roots: dict[int, str]  # by number of steps; {} if the node signed two messages
     tokens: tuple[str, ...]  # as in a ``HeldCommitment``
+    taken: frozenset[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -53,23 +58,27 @@ class CollectedCommitments:
     changes: int = 0  # of what others may lack: commitments, final ends, takeovers, the order
     shared_changes: int = 0  # as many of them were shared
 
-    def add_for_end(self, commitment: ExecutorCommitment, token: str) -> None:
-        """Keep a commitment for an end of the client; of too many numbers the highest are kept."""
-        steps = commitment.end.end.steps
+    def add_for_end(self, commitment: ExecutorCommitment, token: str, plan: Plan) -> None:
+        """Keep a commitment for an end of the client; of too many numbers the highest are kept.
+
+        Its takeovers have been checked.
+        """
+        steps, is_final = commitment.end.end.steps, commitment.end.end.final
         by_steps = self.by_node.setdefault(commitment.node, {})
         known = by_steps.get(steps)
+        taken = list_taken(commitment.takeovers, plan, commitment.node)
         if known is None:
-            by_steps[steps] = HeldCommitment(commitment.root, (token,))
+            by_steps[steps] = HeldCommitment(commitment.root, (token,), taken, is_final)
             if len(by_steps) > limits.MAX_ENDS:
                 del by_steps[min(by_steps)]
-        elif known.root not in ("", commitment.root):
-            by_steps[steps] = HeldCommitment("", (*known.tokens, token))
+        elif known.root and (known.root, known.taken) != (commitment.root, taken):
+            by_steps[steps] = HeldCommitment("", (*known.tokens, token), frozenset(), is_final)
         self.changes += by_steps.get(steps) is not known
 
     def add_counted(self, commitment: ExecutorCommitment, token: str, plan: Plan) -> None:
         """Keep the commitments for steps that a node counted, and the order of the plan's client.
 
-        Raises PeerFault, BadSignature.
+        Its takeovers have been checked. Raises PeerFault, BadSignature.
         """
         check_count(commitment.end, plan)
         steps, hashes = commitment.end.end.steps, (commitment.root, *commitment.earlier)
@@ -83,10 +92,11 @@ class CollectedCommitments:
             self.changes += 1
         roots = {steps - place: root for place, root in enumerate(hashes)}
         known = self.counts.get(commitment.node)
+        taken = list_taken(commitment.takeovers, plan, commitment.node)
         if known is None:
-            self.counts[commitment.node] = HeldCounts(roots, (token,))
-        elif known.roots not in ({}, roots):
-            self.counts[commitment.node] = HeldCounts({}, (*known.tokens, token))
+            self.counts[commitment.node] = HeldCounts(roots, (token,), taken)
+        elif known.roots and (known.roots, known.taken) != (roots, taken):
+            self.counts[commitment.node] = HeldCounts({}, (*known.tokens, token), frozenset())
         self.changes += self.counts[commitment.node] is not known
 
     def add_end(self, signed: SignedEnd, plan: Plan) -> None:
@@ -113,16 +123,23 @@ class CollectedCommitments:
             tokens.append(self.order)
         return list(dict.fromkeys(tokens))
 
-    def list_for_end(self, steps: int) -> dict[str, str]:
-        """Return the roots for the client's ends of a number of steps, by node."""
+    def list_finals(self, steps: int) -> dict[str, str]:
+        """Return the roots for the client's final end after a number of steps, by node."""
         held = ((node, by_steps.get(steps)) for node, by_steps in self.by_node.items())
-        return {node: one.root for node, one in held if one is not None and one.root}
+        return {
+            node: one.root for node, one in held if one is not None and one.is_final and one.root
+        }
 
     def list_commitments(self, steps: int) -> dict[str, str]:
         """Return the roots for a number of steps, by node: for the client's ends, or counted."""
         nodes = self.by_node.keys() | self.counts.keys()
         roots = {node: self._list_roots(node).get(steps, "") for node in nodes}
         return {node: root for node, root in roots.items() if root}
+
+    def list_taken(self, steps: int, nodes: Iterable[str]) -> set[tuple[int, int]]:
+        """Return the (task, candidate) that nodes answer for, as their commitments show."""
+        held = [self.by_node.get(node, {}).get(steps) or self.counts[node] for node in nodes]
+        return {name for one in held for name in one.taken}
 
     def list_numbers(self) -> list[int]:
         """Return the numbers of steps that anybody committed to."""

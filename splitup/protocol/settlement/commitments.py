@@ -66,7 +66,6 @@ class CommitmentAgreement:
                 f"a commitment of {commitment.node} is signed by another key", peer=commitment.node
             )
         state.add_commitment(commitment, token)
-        state.add_takeovers(commitment.takeovers)
 
     def process_vote(self, state: SettlementState, sender: str, vote: CommitmentsVote) -> None:
         """Keep a member's latest vote; raise BadSignature for what the chain would refuse."""

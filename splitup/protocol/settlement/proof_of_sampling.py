@@ -25,7 +25,7 @@ from splitup.messages.completions import UNSTATED, Completion, TaskCommitment
 from splitup.messages.plans import Plan
 from splitup.messages.verification import Draw, Ruling, VerificationResult
 from splitup.protocol.execution.ends import check_count, check_end
-from splitup.protocol.execution.takeovers import get_candidate, is_replaced
+from splitup.protocol.execution.takeovers import get_candidate, is_given_away
 from splitup.protocol.planning.exposure import (
     Economics,
     compute_exposures,
@@ -101,12 +101,14 @@ def check_completion(
 ) -> None:
     """Check a revealed completion against the plan and the root its node put on chain.
 
-    ``executors`` answer for the tasks; by default the plan's. A task of the node's may be missing
-    if the completion shows that the client gave it to another node, which then did not commit.
-    Raises PeerFault naming the node and what is wrong, BadSignature.
+    ``executors`` answer for the tasks; by default the plan's. A task that the plan gave to the node
+    may be missing if the completion shows that the client gave it to another node, which then did
+    not commit; one that the node said it had taken over may not. Of a task that was given away the
+    state may be unknown. Raises PeerFault naming the node and what is wrong, BadSignature.
     """
     node = completion.node
-    own = {t for t, executor in enumerate(executors or plan.executors()) if executor == node}
+    planned = plan.executors()
+    own = {t for t, executor in enumerate(executors or planned) if executor == node}
     if completion.execution_id != plan.request.execution_id:
         raise PeerFault(f"completion of {node} is for another execution", peer=node)
     if completion.root() != root:
@@ -118,15 +120,16 @@ def check_completion(
     covered = [entry.task for entry in completion.tasks]
     if not covered or covered != sorted(set(covered)) or covered[-1] >= len(plan.tasks):
         raise PeerFault(f"completion of {node} does not list tasks in order", peer=node)
-    replaced = {task for task in own - set(covered) if is_replaced(completion, plan, task)}
-    if not own.issubset(replaced.union(covered)):
+    missing = own - set(covered)
+    if not all(planned[t] == node and is_given_away(completion, plan, t) for t in missing):
         raise PeerFault(f"completion of {node} does not cover all its tasks", peer=node)
     for entry in completion.tasks:
         get_candidate(completion, plan, entry.task)
         task = manifest.tasks[entry.task]
         if len(entry.inputs) != len(task.inputs) or len(entry.outputs) != len(task.outputs):
             raise PeerFault(f"completion of {node} misstates task {entry.task}", peer=node)
-        if completion.end.end.final and entry.state == UNSTATED:
+        is_unstated = completion.end.end.final and entry.state == UNSTATED
+        if is_unstated and not is_given_away(completion, plan, entry.task):
             raise PeerFault(f"completion of {node} lacks the state of task {entry.task}", peer=node)
 
 

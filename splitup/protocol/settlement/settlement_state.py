@@ -240,7 +240,7 @@ class SettlementState:
         )
 
     def find_agreement(self, timestamp_s: int) -> AgreedCommitments | None:
-        """Return what to agree on, once commitments cover every task, or None.
+        """Return what to agree on, once commitments to the final end cover every task, or None.
 
         Of several candidates of a task that committed, the highest one counts. Shortly before the
         deadline commitments need not cover every task any more (``_find_best``). ``timestamp_s`` is
@@ -250,8 +250,8 @@ class SettlementState:
             return None
         steps = self.find_steps()
         if steps is not None:
-            commitments = self.collected.list_for_end(steps)
-            executors = self._find_executors(commitments)
+            commitments = self.collected.list_finals(steps)
+            executors = self._find_executors(steps, commitments)
             if executors is not None:
                 return self._make_agreement(steps, commitments, executors)
         return self._find_best() if self.is_late(timestamp_s) else None
@@ -282,7 +282,7 @@ class SettlementState:
         results = {port.task for port in context.manifest.outputs}
         for steps in self.collected.list_numbers():
             commitments = self.collected.list_commitments(steps)
-            executors = self._find_executors(commitments, partial=True) or ()
+            executors = self._find_executors(steps, commitments, partial=True) or ()
             pairs = zip(prices, executors, strict=True)
             covered = sum(price for price, node in pairs if node in commitments)
             is_majority = 2 * covered > sum(prices)
@@ -299,11 +299,12 @@ class SettlementState:
         return found
 
     def _find_executors(
-        self, commitments: Mapping[str, str], *, partial: bool = False
+        self, steps: int, commitments: Mapping[str, str], *, partial: bool = False
     ) -> tuple[str, ...] | None:
         assert self.certificate is not None
-        plan, takeovers = self.certificate.plan, self.collected.takeovers
-        return find_executors(plan, takeovers, dict.fromkeys(commitments, 0), partial=partial)
+        plan, taken = self.certificate.plan, self.collected.list_taken(steps, commitments)
+        places, known = dict.fromkeys(commitments, 0), self.collected.takeovers
+        return find_executors(plan, taken, places, known=known, partial=partial)
 
     def _make_agreement(
         self, steps: int, commitments: Mapping[str, str], executors: tuple[str, ...]
@@ -334,12 +335,14 @@ class SettlementState:
     def add_commitment(self, commitment: ExecutorCommitment, token: str) -> None:
         """Keep a node's commitment for a number of steps, which the client signed or ordered.
 
-        ``token`` is the message as the node signed it. Counts are ignored once there is a draw.
+        ``token`` is the message as the node signed it; its takeovers say which tasks of others it
+        answers for. Counts are ignored once there is a draw.
         Raises PeerFault, BadSignature for what the client did not sign, or without any step.
         """
+        self.add_takeovers(commitment.takeovers)
         if not commitment.end.is_count:
             self.add_end(commitment.end)
-            self.collected.add_for_end(commitment, token)
+            self.collected.add_for_end(commitment, token, self.require_certificate().plan)
         elif self.certificate is not None and self.verification is None:
             self.collected.add_counted(commitment, token, self.certificate.plan)
 
@@ -360,11 +363,11 @@ class SettlementState:
         return next(iter(self.collected.finals)) if len(self.collected.finals) == 1 else None
 
     def add_takeovers(self, takeovers: Iterable[SignedTakeover]) -> None:
-        """Keep who may answer for tasks; ignored once there is a draw.
+        """Keep who may answer for tasks.
 
         Raises PeerFault, BadSignature for what the client did not sign.
         """
-        if self.certificate is None or self.verification is not None:
+        if self.certificate is None:
             return
         for signed in takeovers:
             name = signed.takeover.task, signed.takeover.candidate

@@ -24,8 +24,11 @@ from splitup.core.errors import Refused, Unavailable
 from splitup.messages.base import CLIENT
 from splitup.messages.plans import PlanCertificate
 from splitup.net.signed_frames import make_stored_frame, seal_frame
+from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.storage_keys import LogName
+from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.settlement.proof_of_sampling import check_completion
+from splitup.storage.log_store import LogWriter
 from tests.builders import HANG_S, make_tensor_frame
 from tests.node.fragile_worker import RAISE
 from tests.node.network import (
@@ -351,16 +354,13 @@ async def test_what_a_fallback_may_have_to_take_over_is_in_use_until_the_deadlin
     assert engine.list_used() == set()
 
 
-async def test_s53_what_was_computed_before_all_tasks_were_taken_away_is_committed_to(
+async def test_s53_s61_what_was_computed_before_all_tasks_were_taken_away_is_committed_to(
     scene: Scene,
 ) -> None:
     """The client has its outputs, gives every task to a node that can do nothing, and is gone."""
     for step in range(STEPS):
         scene.submit(step)
         await scene.receive(step)
-    executions = [node.engine.executions[scene.execution_id] for node in scene.nodes]
-    for execution in executions[:2]:
-        await execution.record.writer.finish()
     for task in range(TASKS):
         scene.client.take_over(scene.certificate, task, 1, STEPS)  # all to c
     async with asyncio.timeout(HANG_S):
@@ -395,12 +395,12 @@ async def test_s53_a_gateway_that_refuses_the_rest_costs_nothing_that_it_has(sce
     assert signed is not None and signed.end.steps == 1
 
 
-async def test_s53_what_was_computed_before_a_failure_is_committed_to(scene: Scene) -> None:
+async def test_s53_s61_what_was_computed_before_a_failure_is_committed_to(scene: Scene) -> None:
+    """Its last steps are stored then (S61)."""
     scene.submit(0)
     await scene.receive(0)
     node = scene.nodes[0]
     execution = node.engine.executions[scene.execution_id]
-    await execution.record.writer.finish()
     scene.xs[1] = np.array([RAISE, 0, 0, 0], np.float32)
     scene.submit(1)
     async with asyncio.timeout(HANG_S):
@@ -410,6 +410,44 @@ async def test_s53_what_was_computed_before_a_failure_is_committed_to(scene: Sce
     execution.claims.conclude(signed)
     (completion,) = execution.claims.make_completions(lambda: bytes(32))
     assert [entry.task for entry in completion.tasks] == [0, 2]
+
+
+async def test_s62_no_step_is_run_that_the_client_has_not_signed_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its inputs are in its log, which nobody signs; nothing would be owed for their outputs."""
+    plan = scene.certificate.plan
+    logs = scene.store.open(scene.certificate, MANIFEST, ExecutorMap(plan))
+    writer = LogWriter(scene.execution_id, plan.request.client, logs)
+    for step in range(3):
+        data = scene.xs[step].tobytes()
+        writer.append(CLIENT, 0, LogEntry(step, hashlib.sha256(data).digest(), len(data), data))
+    await writer.finish()
+    waits, sleep = asyncio.Semaphore(0), asyncio.sleep
+
+    async def wait(delay_s: float) -> None:
+        waits.release()
+        await sleep(min(delay_s, 0.01))
+
+    monkeypatch.setattr("splitup_node.execution.catch_up.asyncio.sleep", wait)
+    node = scene.nodes[2]
+
+    async def list_run() -> dict[int, int]:
+        """Return the steps that c has run, once it waits for the client's word."""
+        async with asyncio.timeout(HANG_S):
+            while not waits.locked():
+                await waits.acquire()
+            await waits.acquire()
+            await waits.acquire()
+        return node.engine._table.queue.get_progress(scene.execution_id)
+
+    scene.client.take_over(scene.certificate, 0, 1, 0)  # from a to c
+    assert await list_run() == {0: 0}
+    scene.client.send(scene.certificate, 1, scene.xs[1], {node.identity.address})
+    async with asyncio.timeout(HANG_S):
+        while (await list_run()) != {0: 2}:
+            pass
+    assert await list_run() == {0: 2}
 
 
 async def test_s51_a_damaged_log_is_no_failure_of_who_reads_it(scene: Scene) -> None:

@@ -27,6 +27,7 @@ from splitup.messages.completions import (
     SignedEnd,
     SignedTakeover,
     Takeover,
+    Takeovers,
 )
 from splitup.messages.verification import Attestation
 from splitup.protocol.committee.certificates import CommitteeView, MemberView
@@ -369,6 +370,26 @@ async def test_s53_what_a_failed_execution_earned_is_told_when_the_deadline_is_n
         sent = {(await http.commitments.get())[1].root for _ in COMMITTEE.members}
     assert sent == {make_completion(2).root()} and http.commitments.empty()
     assert {number for _, number in await hear(http, 4)} == {3}  # it may have told that before
+
+
+async def test_s63_who_takes_a_task_over_tells_the_members_and_stops_when_they_have_agreed(
+    reporter: Reporter, chain: FakeChain, http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it computes after that is not paid."""
+    monkeypatch.setattr(tuning, "REPORT_RETRY_S", 0.02)
+    number = make_completion(1).execution_id
+    takeover = Takeover(execution_id=number, task=0, candidate=1, first_step=0)
+    signed = SignedTakeover(takeover=takeover, signature="0x" + "11" * 64)
+    message = Takeovers(execution_id=number, node=NODE, takeovers=(signed,))
+    chain.open, stopped = {number}, asyncio.Event()
+    work = reporter.watch_taken(message, int(time.time()) + 60, lambda: False, stopped.set)
+    watching = asyncio.create_task(work)
+    async with asyncio.timeout(HANG_S):
+        assert {await http.shown.get() for _ in range(4)} == {f"http://m{m}" for m in range(1, 5)}
+        assert not stopped.is_set()
+        chain.open.clear()
+        await stopped.wait()
+        await watching
 
 
 async def test_reported_completions_are_deleted_from_the_journal_after_their_deadline(

@@ -89,15 +89,21 @@ def test_everybody_reads_the_own_log_and_nobody_elses_of_its_task() -> None:
         ask(4, reads=(read(1, address(2)),), replaced=(1,))
 
 
-def test_a_takeover_ends_the_rights_of_the_replaced_node_and_begins_the_others() -> None:
+def test_a_takeover_begins_the_rights_of_a_node_and_leaves_the_replaced_one_its_log() -> None:
     mine, inputs = (write(1),), (read(0, address(1)),)
     for node, replaced in ((2, ()), (4, (1,))):
         assert ask(node, writes=mine, reads=inputs, replaced=replaced)
+    with pytest.raises(Refused, match="does not run task 1"):
+        ask(4, writes=mine)
     for node, replaced in ((4, ()), (2, (1,)), (2, (1, 2))):
-        with pytest.raises(Refused, match="does not run task 1"):
-            ask(node, writes=mine, replaced=replaced)
         with pytest.raises(Refused, match="does not read"):
             ask(node, reads=inputs, replaced=replaced)
+
+
+def test_s61_a_replaced_node_may_store_what_it_has_computed() -> None:
+    """A client that takes a task away with its last output would have it for nothing."""
+    for replaced in ((1,), (1, 2)):
+        assert ask(2, writes=(write(1),), replaced=replaced) == [f"PUT t0001.0/{address(2)}/00000"]
 
 
 @pytest.mark.parametrize(

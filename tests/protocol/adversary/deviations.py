@@ -120,6 +120,9 @@ class Adversary:
         # a member that tells one other what it hides from all, about what its validator pledged
         self.divides = self.party == "member" and random.Random(seed ^ 0xD1F).random() < 0.3
         self.told = self.misled = ""  # members
+        # a client that gives tasks away, or makes them fail, when it has what it wants
+        gives_away = random.Random(seed ^ 0x61FE).random() < 0.25
+        self.gives_away = self.party == "client" and gives_away
 
     def choose_habits(self, *, is_signed: bool, is_abroad: bool) -> None:
         """Draw what the party does; a client makes either kind of request.
@@ -129,6 +132,8 @@ class Adversary:
         rng, missing = self.random, {"Request" if is_signed else "SignedRequest"}
         if not is_abroad:
             missing.add("RecomputedTensors")
+        if self.gives_away:
+            return
         kinds = [kind for kind in KINDS[self.party] if kind not in missing]
         self.habits = [
             Habit(

@@ -33,6 +33,7 @@ from splitup.protocol.planning.signed_requests import sign_request
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.edge_faults import find_input_faults
 from tests.builders import make_tensor_frame
+from tests.protocol.adversary.giveaways import GiveAway
 from tests.protocol.adversary.market import START_S
 from tests.protocol.adversary.reports import Reports
 from tests.protocol.adversary.tensors import (
@@ -60,6 +61,7 @@ class Parties:
         self.world = world
         self.runs: dict[str, Run] = {}
         self.reports = Reports(world, self.runs)
+        self.giveaways: dict[str, GiveAway] = {}  # by execution
         world.certified = self._begin
 
     # ---- the client's request ---------------------------------------------------------------
@@ -143,6 +145,10 @@ class Parties:
         for task, node in enumerate(run.executors.executors):  # named late
             if (task, node) not in run.work and not self._deliver(run, task, sent, tries=4):
                 return
+        if world.adversary.gives_away:
+            self.giveaways[run.id] = GiveAway(world, run, self.reports, sent)
+            self.giveaways[run.id].start(partial(self._make_end, run, sent))
+            return
         for node in sorted(set(run.executors.executors)):
             self.reports.await_deadline(run, node, partial(self._stop, run, node))
         ends = [self._make_end(run, sent, len(sent))]

@@ -15,6 +15,7 @@ from splitup.messages.completions import TaskCommitment
 from splitup.messages.verification import Evidence, VerificationResult
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.settlement.proof_of_sampling import UNPAID
+from tests.protocol.adversary.giveaways import GiveAway
 from tests.protocol.adversary.market import Record
 from tests.protocol.adversary.parties import Parties
 from tests.protocol.adversary.tensors import Run, digest, digest_all
@@ -41,6 +42,18 @@ REMAINS: Final = {
         "client",
         "honest work is unpaid: blocks are slow",
     ): "On a chain whose blocks take longer",
+    (
+        "client",
+        "honest work is unpaid: a neighbour contradicts it, and is not paid either",
+    ): "neighbours that contradict each other both go unpaid",
+    (
+        "client",
+        "honest work is unpaid: a node of the client answers for its task",
+    ): "A client with a node of its own among the candidates of a task",
+    (
+        "client",
+        "honest work is unpaid: fewer steps count than most executors computed",
+    ): "A client that gives all tasks away, and ends for the newcomers",
     (
         "executor",
         "the client received other outputs than were committed to, and nobody pays: it did not end "
@@ -98,7 +111,9 @@ def list_broken(world: World, parties: Parties) -> list[str]:
         if record is None:
             continue
         evidence = _find_evidence(world, run.id)
-        if record.status == "settled" and evidence is not None:
+        if (away := parties.giveaways.get(run.id)) is not None:
+            found += _check_giveaway(world, run, away, evidence)
+        elif record.status == "settled" and evidence is not None:
             found += _Settled(world, run, record, evidence).check()
         elif world.adversary.party != "client" and run.told.keys() - world.adversary.accounts:
             found.append(f"honest work is unpaid: {_explain_unpaid(world, run)}")
@@ -106,6 +121,53 @@ def list_broken(world: World, parties: Parties) -> list[str]:
             why = "blocks are slow" if _is_slow(world) else "the client ordered it"
             found.append(f"honest work is unpaid: {why}")
     return list(dict.fromkeys(found))
+
+
+def _check_giveaway(
+    world: World, run: Run, away: GiveAway, evidence: Evidence | None
+) -> Iterator[str]:
+    """Yield what a client broke that gave tasks away."""
+    record = world.market.records[run.id]
+    owed = [] if _is_slow(world) else list(away.list_owed())
+    if record.settlement is None or evidence is None:
+        if record.status == "settled":
+            yield "no member holds the evidence of a settlement"
+        elif owed or (away.is_done() and not _is_slow(world)):
+            yield "honest work is unpaid: the client gave it away"
+        return
+    steps, executors = evidence.draw.steps, evidence.draw.executors or run.plan.executors()
+    paid: Counter[str] = Counter()
+    for payment in record.settlement.payments:
+        paid[payment.account] += payment.amount_micro_usdc
+    if steps > away.asked and steps not in away.ended:
+        yield "the client pays for steps that it did not ask for"
+    committed = {node for node, _ in evidence.draw.commitments}
+    prices = [task.price_nano_usdc for task in world.manifest.tasks]
+    pays = sum(p for p, node in zip(prices, executors, strict=True) if node in committed) * steps
+    if any(most > pays for _, most in owed):
+        yield "honest work is unpaid: fewer steps count than most executors computed"
+    verdicts = {verdict.task: verdict for verdict in evidence.verdicts}
+    unpaid = {t for t, verdict in verdicts.items() if verdict.outcome in _UNPAID}
+    for task, node in enumerate(executors):
+        honest = away.find_coverers(steps, task)
+        edges = [edge for edge in world.manifest.edges() if task in edge]
+        around = {executors[end] for edge in edges for end in edge}
+        if node not in honest or task not in unpaid:
+            pass
+        elif verdicts[task].outcome == "contradicted" and around & world.adversary.accounts:
+            yield "honest work is unpaid: a neighbour contradicts it, and is not paid either"
+        else:
+            yield f"honest work is unpaid: its task is {verdicts[task].outcome}"
+        if node not in honest and node not in world.adversary.accounts and not _is_slow(world):
+            if steps <= away.done and away.is_computed(steps, task):
+                yield "honest work is unpaid: nobody answers for its task"
+        if honest and node in world.adversary.accounts:
+            yield "honest work is unpaid: a node of the client answers for its task"
+        elif honest and node not in honest and not _is_slow(world):
+            yield "honest work is unpaid: a node that did not do it answers for its task"
+    due = away.list_due(steps, executors)
+    if not unpaid and any(paid[node] < amount for node, amount in due.items()):
+        yield "honest work is unpaid"
 
 
 def _explain_unpaid(world: World, run: Run) -> str:

@@ -15,6 +15,7 @@ from splitup.messages.completions import (
     EMPTY_DIGEST,
     Completion,
     ExecutorCommitment,
+    SignedTakeover,
     Takeovers,
 )
 from splitup.messages.verification import (
@@ -56,13 +57,21 @@ class Reports:
     # ---- commitments and reveals ------------------------------------------------------------
 
     def commit(
-        self, run: Run, node: str, completion: Completion, *earlier: Completion, order: str = ""
+        self,
+        run: Run,
+        node: str,
+        completion: Completion,
+        *earlier: Completion,
+        order: str = "",
+        shown: tuple[SignedTakeover, ...] | None = None,  # other takeovers than the completion's
+        to: Sequence[str] | None = None,
     ) -> None:
         """Tell the members what the node commits to."""
         world, key = self.world, BY_ADDRESS[node].signing_key_hex
-        if completion.takeovers:
-            told = Takeovers(execution_id=run.id, node=node, takeovers=completion.takeovers)
-            world.tell_members(node, told, lambda m: ev.TakeoversReceived(m, key))
+        takeovers = completion.takeovers if shown is None else shown
+        if takeovers:
+            told = Takeovers(execution_id=run.id, node=node, takeovers=takeovers)
+            world.tell_members(node, told, lambda m: ev.TakeoversReceived(m, key), to)
         commitment = ExecutorCommitment(
             execution_id=run.id,
             node=node,
@@ -70,9 +79,9 @@ class Reports:
             end=completion.end,
             earlier=tuple(one.root() for one in earlier),
             order=order,
-            takeovers=completion.takeovers,
+            takeovers=takeovers,
         )
-        world.tell_members(node, commitment, lambda m: _sign_commitment(BY_ADDRESS[node], m))
+        world.tell_members(node, commitment, lambda m: _sign_commitment(BY_ADDRESS[node], m), to)
         for one in (completion, *earlier):
             self._wait(run, node, one, None)
 

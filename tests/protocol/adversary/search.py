@@ -48,7 +48,8 @@ def _run_world(seed: int, is_honest: bool) -> Outcome:
     adversary = Adversary(seed)
     setting = make_setting(seed, adversary.party)
     if is_honest:
-        adversary.party, setting = "nobody", replace(setting, registered_low=False)
+        adversary.party, adversary.gives_away = "nobody", False
+        setting = replace(setting, registered_low=False)
     else:
         adversary.choose_habits(is_signed=setting.is_signed, is_abroad=setting.is_abroad)
     world = World(setting, adversary, seed)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from splitup_node.execution.kept.claims import EarnedClaims
 
 from splitup.messages.completions import End, SignedEnd
 from splitup.messages.verification import SignedAttestation
@@ -23,6 +24,7 @@ from splitup.protocol.settlement import (
     verification_state,
 )
 from splitup.protocol.settlement.attestations import Attestations
+from splitup.protocol.settlement.collected_commitments import CollectedCommitments
 from splitup.protocol.settlement.settlement_state import SettlementState
 from splitup.protocol.settlement.task_checks import TaskCheck, ValidatorAnswer
 from tests.protocol.adversary import market, reports, world
@@ -99,7 +101,7 @@ def _without_a_second_answer(patch: pytest.MonkeyPatch) -> None:
 
 
 def _without_replacement(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(proof_of_sampling, "is_replaced", lambda *arguments: False)
+    patch.setattr(proof_of_sampling, "is_given_away", lambda *arguments: False)
 
 
 def _without_comparisons(patch: pytest.MonkeyPatch) -> None:
@@ -136,6 +138,24 @@ def _without_all_that_was_said(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Attestations, "get_all", get_latest)
 
 
+def _without_lost_work(patch: pytest.MonkeyPatch) -> None:
+    """Nodes forget what they computed of tasks that were given away, or failed."""
+    patch.setattr(EarnedClaims, "keep_lost", _allow)
+
+
+def _with_all_tasks_or_none(patch: pytest.MonkeyPatch) -> None:
+    """Nodes commit to nothing while a task that they were given lacks its inputs."""
+    list_own = EarnedClaims._list_own
+    patch.setattr(EarnedClaims, "_list_own", lambda claims: list_own(claims) | claims._parts.keys())
+
+
+def _with_everybodys_takeovers(patch: pytest.MonkeyPatch) -> None:
+    """Whoever was given a task answers for it if it committed to anything."""
+    patch.setattr(
+        CollectedCommitments, "list_taken", lambda collected, *arguments: set(collected.takeovers)
+    )
+
+
 def find_first(party: str, seeds: range) -> str:
     """Return the first find among the worlds in which this party deviates."""
     return next((f for s in seeds if Adversary(s).party == party and (f := search(s))), "")
@@ -159,10 +179,14 @@ def find_first(party: str, seeds: range) -> str:
         (_without_comparisons, "executor", 0, "a drawn lie is paid"),
         (_without_a_last_call, "executor", 0, "honest work is unpaid"),
         (_without_all_that_was_said, "member", 20, "it was not settled"),
+        (_without_lost_work, "client", 0, "the client gave it away"),
+        (_with_all_tasks_or_none, "client", 100, "nobody answers for its task"),
+        (_with_everybodys_takeovers, "client", 100, "stake was slashed"),
     ],
     ids=[
         *("price", "steps", "bonds", "outputs", "order", "inputs", "edges", "answers"),
         *("replaced", "acknowledged", "ordered", "majority", "numbers", "stakes", "said"),
+        *("lost", "all", "taken"),
     ],
 )
 def test_a_missing_protection_is_found(

@@ -230,10 +230,14 @@ class World(VirtualTime):
         return "relay" if node in self.relayed else ""
 
     def tell_members(
-        self, sender: str, message: Message, make_event: Callable[[Message], ev.Event]
+        self,
+        sender: str,
+        message: Message,
+        make_event: Callable[[Message], ev.Event],
+        to: Sequence[str] | None = None,
     ) -> None:
-        """Post a node's message to every member; one that is not ready is asked again."""
-        for account in self.members:
+        """Post a node's message to members, by default all; who is not ready is asked again."""
+        for account in self.members if to is None else to:
             post = partial(self._post_made, account, make_event)
             self.send(sender, message, post, to=account)
 

@@ -12,7 +12,7 @@ from splitup.protocol.execution.takeovers import (
     ExecutorMap,
     check_takeover,
     find_executors,
-    is_replaced,
+    is_given_away,
     sign_takeover,
 )
 from tests.builders import make_request
@@ -135,14 +135,12 @@ def make_completion(place: int, *takeovers: SignedTakeover) -> Completion:
     )
 
 
-def test_a_completion_shows_that_its_node_was_replaced_only_by_the_clients_word() -> None:
+def test_a_completion_shows_that_a_task_was_given_away_only_by_the_clients_word() -> None:
     """Otherwise an executor that goes on with another task is slashed for the one that it lost."""
-    for place in (0, 1):
-        assert is_replaced(make_completion(place, sign(0, 2)), PLAN, 0)
-    assert not is_replaced(make_completion(2, sign(0, 2)), PLAN, 0), "it is the successor"
-    assert not is_replaced(make_completion(2, sign(0, 1)), PLAN, 0), "it comes later"
-    assert not is_replaced(make_completion(0, sign(1, 1)), PLAN, 0), "another task"
-    assert not is_replaced(make_completion(0), PLAN, 0)
+    for place in (0, 1, 2):
+        assert is_given_away(make_completion(place, sign(0, 2)), PLAN, 0)
+    assert not is_given_away(make_completion(0, sign(1, 1)), PLAN, 0), "another task"
+    assert not is_given_away(make_completion(0), PLAN, 0)
     forged = sign_takeover(NODES[0], make_takeover())
     with pytest.raises(BadSignature):
-        is_replaced(make_completion(0, forged), PLAN, 0)
+        is_given_away(make_completion(0, forged), PLAN, 0)

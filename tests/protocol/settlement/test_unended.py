@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from splitup.messages.completions import (
     End,
     ExecutorCommitment,
     SignedEnd,
+    SignedTakeover,
     Takeover,
     Takeovers,
     TaskCommitment,
@@ -69,12 +71,12 @@ def commit(
     *,
     final: bool = False,
     salt: str = "",
-    to: Sequence[str] | None = None,
+    **options: Any,
 ) -> Completion:
     """Let the executor of a task commit to an end of the client, and reveal it."""
     end = End(execution_id=plan.request.execution_id, steps=steps, inputs=(), final=final)
     completion = complete(simulation, plan, task, sign_end(CLIENT_IDENTITY, end), salt)
-    send_commitment(simulation, completion, to=to)
+    send_commitment(simulation, completion, **options)
     return completion
 
 
@@ -104,6 +106,7 @@ def send_commitment(
     *,
     earlier: tuple[str, ...] = (),
     order: str = "",
+    takeovers: tuple[SignedTakeover, ...] = (),
     to: Sequence[str] | None = None,
 ) -> None:
     commitment = ExecutorCommitment(
@@ -113,6 +116,7 @@ def send_commitment(
         end=completion.end,
         earlier=earlier,
         order=order,
+        takeovers=takeovers,
     )
     event = make_commitment_event(simulation.by_node[completion.node].identity, commitment)
     for account in simulation.members if to is None else to:
@@ -418,6 +422,129 @@ def test_s53_who_computed_is_paid_although_the_client_gave_its_tasks_away() -> N
     done = [count(simulation, plan, task, 3, order)[0] for task in range(3)]
     pay = settle(simulation, plan, *done)
     assert pay == dict.fromkeys(plan.executors(), 3 * STEP_PRICE)
+
+
+def open_with_successor(seed: int = 0) -> tuple[Steps, Plan, int, str, list[SignedTakeover]]:
+    """Return an execution in which another executor is a task's candidate, and not the last one.
+
+    The client gave it the task, and then to somebody else.
+    """
+    simulation, execution_id, plan = open_execution(seed)
+    executors = plan.executors()
+    for task, candidates in enumerate(plan.tasks):
+        for place in range(1, len(candidates) - 1):
+            if candidates[place] in executors[:-1]:  # the last one gives the output
+                signed = [
+                    sign_takeover(
+                        CLIENT_IDENTITY,
+                        Takeover(
+                            execution_id=execution_id, task=task, candidate=number, first_step=STEPS
+                        ),
+                    )
+                    for number in (place, place + 1)
+                ]
+                return simulation, plan, task, candidates[place], signed
+    return open_with_successor(seed + 1)
+
+
+def test_s60_a_node_answers_for_no_task_that_it_was_given_too_late() -> None:
+    """It has computed its own. All members hear of the takeover, and it does not show it."""
+    simulation, plan, _, successor, (taken, _) = open_with_successor()
+    message = Takeovers(execution_id=plan.request.execution_id, node=successor, takeovers=(taken,))
+    key = simulation.by_node[successor].identity.signing_key_hex
+    for account in simulation.members:
+        simulation.feed(account, ev.TakeoversReceived(message, key))
+    order = make_input_order(plan.request.execution_id, 2)
+    done = [count(simulation, plan, task, 3, order)[0] for task in range(3)]
+    assert settle(simulation, plan, *done) == dict.fromkeys(plan.executors(), 3 * STEP_PRICE)
+
+
+def test_s60_who_says_that_it_answers_for_a_task_and_does_not_pays_for_it() -> None:
+    """A client with a node of its own would take all tasks from others, and pay nobody."""
+    simulation, plan, _, successor, takeovers = open_with_successor()
+    done = []
+    for other, node in enumerate(plan.executors()):
+        end = End(execution_id=plan.request.execution_id, steps=STEPS, inputs=())
+        completion = complete(simulation, plan, other, sign_end(CLIENT_IDENTITY, end))
+        shown: tuple[SignedTakeover, ...] = ()
+        if node == successor:
+            completion = completion.model_copy(update={"takeovers": tuple(takeovers)})
+            shown = tuple(takeovers[:1])
+        send_commitment(simulation, completion, takeovers=shown)
+        done.append(completion)
+    execution_id = plan.request.execution_id
+    assert run_to_agreement(simulation, execution_id)
+    simulation.run(2)
+    reveal(simulation, *done)
+    assert simulation.run(700, lambda: simulation.is_settled(execution_id))
+    assert successor not in get_pay(simulation, execution_id)
+    assert get_slashes(simulation, execution_id).keys() <= {successor}
+
+
+def test_s63_commitments_to_an_interim_end_complete_no_final_one() -> None:
+    """The client signs a final end for one executor, below what it has acknowledged to all."""
+    simulation, _, plan = open_execution()
+    commit(simulation, plan, 0, 1, final=True)
+    for task in (1, 2):
+        commit(simulation, plan, task, 1)
+    done = [commit(simulation, plan, task, 3) for task in range(3)]
+    assert settle(simulation, plan, *done) == dict.fromkeys(plan.executors(), 3 * STEP_PRICE)
+
+
+def test_s63_members_wait_for_who_took_a_task_over() -> None:
+    """It goes on, while the client ends it for all that were there before."""
+    simulation, execution_id, plan = open_execution()
+    done = []
+    for task, candidates in enumerate(plan.tasks):
+        successor = next(node for node in candidates if node not in plan.executors())
+        place = candidates.index(successor)
+        taken = Takeover(execution_id=execution_id, task=task, candidate=place, first_step=1)
+        signed = (sign_takeover(CLIENT_IDENTITY, taken),)
+        message = Takeovers(execution_id=execution_id, node=successor, takeovers=signed)
+        key = simulation.by_node[successor].identity.signing_key_hex
+        for account in simulation.members:
+            simulation.feed(account, ev.TakeoversReceived(message, key))
+        done.append((task, successor, signed))
+    for task in range(3):
+        commit(simulation, plan, task, 1, final=True)
+    before_s = DEADLINE_S - tuning.AGREE_MARGIN_S - 12
+    assert not simulation.run(before_s, lambda: execution_id in simulation.chain.agreed)
+    order, revealed, paid = make_input_order(execution_id, STEPS - 1), [], Counter[str]()
+    by_node: dict[str, list[int]] = {}
+    for task, successor, _ in done:
+        by_node.setdefault(successor, []).append(task)
+        paid[successor] += PRICE
+    for successor, tasks in by_node.items():
+        counted = make_count(execution_id, STEPS)
+        parts = [complete(simulation, plan, task, counted) for task in tasks]
+        completion = parts[0].model_copy(
+            update={
+                "node": successor,
+                "tasks": tuple(claim for part in parts for claim in part.tasks),
+                "takeovers": tuple(s for t, _, shown in done if t in tasks for s in shown),
+            }
+        )
+        send_commitment(simulation, completion, order=order, takeovers=completion.takeovers)
+        revealed.append(completion)
+    assert settle(simulation, plan, *revealed) == paid
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_s60_a_node_that_shows_members_different_takeovers_counts_as_none(counts: bool) -> None:
+    simulation, plan, _, successor, (taken, _) = open_with_successor()
+    done, accounts = [], list(simulation.members)
+    order = make_input_order(plan.request.execution_id, STEPS - 1)
+    for task, node in enumerate(plan.executors()):
+        for half, shown in ((accounts[:2], ()), (accounts[2:], (taken,))):
+            options: dict[str, Any] = {"to": half}
+            if node == successor:
+                options["takeovers"] = shown
+            if counts:
+                done.append(count(simulation, plan, task, STEPS, order, **options)[0])
+            else:
+                done.append(commit(simulation, plan, task, STEPS, final=True, **options))
+    pay = settle(simulation, plan, *done)
+    assert pay == dict.fromkeys(set(plan.executors()) - {successor}, PRICE)
 
 
 def test_a_member_that_shares_what_nobody_signed_is_blamed() -> None:

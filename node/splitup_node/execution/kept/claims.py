@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping
 
 from splitup.core import limits
 from splitup.graph.manifest import Manifest
-from splitup.messages.completions import UNSTATED, Completion, End, SignedEnd, TaskCommitment
+from splitup.messages.completions import (
+    UNSTATED,
+    Completion,
+    End,
+    SignedEnd,
+    SignedTakeover,
+    TaskCommitment,
+)
 from splitup.messages.frames import Seal
 from splitup.messages.plans import Plan
 from splitup.protocol.execution.ends import make_count
@@ -38,9 +45,10 @@ class EarnedClaims:
         self.ordered = 0  # steps of which the client sent inputs to this node
         self.order: Seal | None = None  # under the last of them
         self._interim: deque[SignedEnd] = deque(maxlen=limits.INTERIM_ENDS)
-        # tasks that the client gave to another node, and how many steps were stored before: they
-        # are owed if that node does not commit to them
-        self._lost: dict[int, tuple[Part, int]] = {}
+        # tasks that the client gave to another node, or that failed: what was computed of them is
+        # owed if no other node commits to them, as far as it is in the store
+        self._lost: dict[int, Part] = {}
+        self._stored: dict[int, int] = {}  # steps of lost tasks that nothing more is stored of
 
     @property
     def steps(self) -> int | None:
@@ -52,10 +60,18 @@ class EarnedClaims:
         """Return whether this node has computed something that it may commit to."""
         return bool(self._parts or self._lost)
 
-    def keep_lost(self, part: Part, stored: int) -> None:
-        """Keep what a task was that another node runs from now on."""
-        if stored:
-            self._lost[part.task] = part, min(stored, part.digests.steps)
+    def keep_lost(self, part: Part) -> None:
+        """Keep what was computed of a task that this node does not run any more."""
+        self._lost[part.task] = part
+
+    def limit_lost(self, count_stored: Callable[[int], int]) -> None:
+        """Claim no more of lost tasks than is stored now."""
+        self._stored = {task: count_stored(task) for task in self._lost}
+
+    @property
+    def asked(self) -> int:
+        """Return how many steps the client has signed for, in whatever way."""
+        return max(self.ordered, self.delivered, self.steps or 0)
 
     @property
     def delivered(self) -> int:
@@ -94,8 +110,20 @@ class EarnedClaims:
 
         They are above ``steps``, and above what the client has acknowledged.
         """
-        own = [part.digests.steps for part in self._parts.values()]
-        computed = min(own or [stored for _, stored in self._lost.values()], default=0)
+        parts = self._lost | dict(self._parts)
+        able = {
+            task: min(part.digests.steps, self._stored.get(task, limits.MAX_STEPS))
+            for task, part in parts.items()
+        }
+        own = [able.get(task, 0) for task in self._list_own()]
+
+        def price(steps: int) -> int:
+            """Return what so many steps earn of the tasks that have them."""
+            prices = (self._manifest.tasks[task].price_nano_usdc for task in able)
+            pairs = zip(prices, able.values(), strict=True)
+            return steps * sum(price for price, done in pairs if done >= steps)
+
+        computed = min(own) if own else max(able.values(), key=price, default=0)
         lowest = max(self.delivered, steps, computed - limits.UNPAID_STEPS)
         name = self._plan.request.execution_id
         return [make_count(name, number) for number in range(computed, lowest, -1)]
@@ -103,28 +131,43 @@ class EarnedClaims:
     def make(self, end: End) -> tuple[TaskCommitment, ...]:
         """Return what this node commits to for this end of the client.
 
-        () if it has not computed so many steps, or a final end fewer than a state has seen, or the
-        end misstates the inputs that it received.
+        That are its own tasks, and those that it lost or took over as far as it has computed them:
+        a client may give it a task, or take one away, so that it can commit to nothing else.
+
+        () if it has not computed so many steps of its own, or a final end fewer than a state has
+        seen or the client ordered, or the end misstates the inputs that it received.
         """
-        claims, parts = [], dict(self._parts)
-        if not end.final:  # no successor has committed to the final one, or it counts
-            parts |= {
-                task: part
-                for task, (part, stored) in self._lost.items()
-                if end.steps <= stored and part.digests.find(end.steps) is not None
-            }
-        for task, part in sorted(parts.items()):
-            found = part.digests.find(end.steps)
-            if found is None:
+        if end.final and end.steps < self.ordered:
+            return ()
+        stored = self._stored
+        lost = {t: part for t, part in self._lost.items() if end.steps <= stored.get(t, end.steps)}
+        if end.final:  # a state that is gone is not asked for where the plan's node lost a task
+            planned = self._plan.executors()
+            lost = {task: part for task, part in lost.items() if planned[task] == self._node}
+        parts, own, claims = lost | dict(self._parts), self._list_own(), []
+        for task in sorted(parts.keys() | own):
+            claim = self._claim(parts[task], end, task in lost) if task in parts else None
+            if claim is not None:
+                claims.append(claim)
+            elif task in own:
                 return ()
-            state = part.digests.state
-            if self._manifest.tasks[task].state_bytes and not end.final:
-                state = UNSTATED
-            elif self._manifest.tasks[task].state_bytes and not part.digests.is_after(end.steps):
-                return ()  # another node led it beyond the end: the state is not that of the end
-            claims.append(TaskCommitment(task=task, inputs=found[0], outputs=found[1], state=state))
         by_task = {claim.task: claim for claim in claims}
         return () if find_input_faults(self._manifest, by_task, [end]) else tuple(claims)
+
+    def _list_own(self) -> set[int]:
+        """Return the tasks that the plan gave to this node, and the client to nobody else."""
+        pairs = zip(self._plan.executors(), self._executor_map.executors, strict=True)
+        return {task for task, pair in enumerate(pairs) if set(pair) == {self._node}}
+
+    def _claim(self, part: Part, end: End, is_lost: bool) -> TaskCommitment | None:
+        found, state = part.digests.find(end.steps), part.digests.state
+        if found is None:
+            return None
+        if self._manifest.tasks[part.task].state_bytes and (is_lost or not end.final):
+            state = UNSTATED
+        elif self._manifest.tasks[part.task].state_bytes and not part.digests.is_after(end.steps):
+            return None  # another node led it beyond the end: the state is not that of the end
+        return TaskCommitment(task=part.task, inputs=found[0], outputs=found[1], state=state)
 
     def make_completions(self, make_salt: Callable[[], bytes]) -> list[Completion]:
         """Return what this node commits to for the end, and for what may count instead.
@@ -133,8 +176,6 @@ class EarnedClaims:
         its words. ``make_salt`` returns 32 random bytes.
         """
         assert self.end is not None
-        takeovers, plan = self._executor_map.takeovers, self._plan
-        told = tuple(takeovers[t] for t in sorted(takeovers) if self._node in plan.tasks[t])
         steps = self.end.end.steps
         interim = [signed for signed in reversed(self._interim) if signed.end.steps < steps]
         if self.end.is_count:
@@ -143,13 +184,28 @@ class EarnedClaims:
             ends = [self.end, *interim, *self._make_counts(steps)]
         return [
             Completion(
-                execution_id=plan.request.execution_id,
+                execution_id=self._plan.request.execution_id,
                 node=self._node,
                 tasks=claims,
-                takeovers=told,
+                takeovers=self._list_takeovers({claim.task for claim in claims}),
                 salt="0x" + make_salt().hex(),
                 end=signed,
             )
             for signed in ends
             if signed.end.steps and (claims := self.make(signed.end))
         ]
+
+    def _list_takeovers(self, covered: set[int]) -> tuple[SignedTakeover, ...]:
+        """Return by which takeovers this node answers for tasks, and lost others.
+
+        One that names this node says that it answers for the task: only of ``covered`` ones.
+        """
+        found = []
+        for task, latest in sorted(self._executor_map.takeovers.items()):
+            if self._node in self._plan.tasks[task]:
+                own = self._executor_map.find_takeover(task, self._node)
+                if own is not None and task in covered:
+                    found.append(own)
+                elif latest != own:
+                    found.append(latest)
+        return tuple(found)
