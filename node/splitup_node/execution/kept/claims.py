@@ -131,7 +131,7 @@ class EarnedClaims:
     def make(self, end: End) -> tuple[TaskCommitment, ...]:
         """Return what this node commits to for this end of the client.
 
-        That are its own tasks, and those that it lost or took over as far as it has computed them:
+        Those are its own tasks, and the ones that it lost or took over as far as it computed them:
         a client may give it a task, or take one away, so that it can commit to nothing else.
 
         () if it has not computed so many steps of its own, or a final end fewer than a state has
