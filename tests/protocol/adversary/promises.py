@@ -96,6 +96,10 @@ REMAINS: Final = {
         "honest validation is unpaid: it came too late",
     ): "A member that sends an order to verify again",
     (
+        "member",
+        "honest validation is unpaid: it was asked in addition",
+    ): "A member that sends an order to verify again",
+    (
         "gateway",
         "honest validation is unpaid: its inputs were altered",
     ): "A storage gateway that serves altered log objects",

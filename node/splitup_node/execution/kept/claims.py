@@ -142,8 +142,12 @@ class EarnedClaims:
         stored = self._stored
         lost = {t: part for t, part in self._lost.items() if end.steps <= stored.get(t, end.steps)}
         if end.final:  # a state that is gone is not asked for where the plan's node lost a task
-            planned = self._plan.executors()
-            lost = {task: part for task, part in lost.items() if planned[task] == self._node}
+            tasks, planned = self._manifest.tasks, self._plan.executors()
+            lost = {
+                task: part
+                for task, part in lost.items()
+                if planned[task] == self._node or not tasks[task].state_bytes
+            }
         parts, own, claims = lost | dict(self._parts), self._list_own(), []
         for task in sorted(parts.keys() | own):
             claim = self._claim(parts[task], end, task in lost) if task in parts else None

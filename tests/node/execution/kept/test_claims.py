@@ -159,6 +159,20 @@ def test_s60_a_node_that_lost_what_it_took_over_shows_both() -> None:
     assert PLAN.tasks[0][shown.takeover.candidate] == C.node
 
 
+@pytest.mark.parametrize(("lost", "covered"), [(3, [2, 3]), (2, [3])])
+def test_s60_the_final_end_covers_what_was_taken_over_and_lost_again(
+    lost: int, covered: list[int]
+) -> None:
+    """Unless it has a state: that is gone, and who takes over has to state it."""
+    assert [bool(MANIFEST.tasks[task].state_bytes) for task in (2, 3)] == [True, False]
+    work = Work(C)
+    for task in (2, 3):
+        work.give(task, C)
+        work.run(task)
+    work.lose(lost, D)
+    assert list_tasks(work.commit(make_end())) == covered
+
+
 def test_s63_an_end_below_what_the_client_ordered_is_no_end(work: Work) -> None:
     for task in (0, 2):  # of tasks that it runs, their states would tell
         work.lose(task, C)
