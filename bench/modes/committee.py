@@ -171,7 +171,7 @@ class Absorber:
     def note_heartbeat(self, node: str) -> None:
         self.machine.is_unprobed(node)
 
-    def get_demand(self) -> bytes:
+    def get_demand(self, node: str) -> bytes:
         return encode_canonical({"block": HEAD, "tasks": []})
 
 

@@ -352,6 +352,22 @@ class NodeDaemon:
         )
         self._background.start(work)
 
+    def on_replaced(self, execution: Execution, signed: SignedTakeover) -> None:
+        """Answer the members, who wait for it (called by the engine)."""
+        self._show_asked(execution, signed)
+
+    def _show_asked(self, execution: Execution, *takeovers: SignedTakeover) -> None:
+        """Show the members for how many steps the client has signed, so that none are withdrawn."""
+        claims = execution.claims
+        message = Takeovers(
+            execution_id=execution.id,
+            node=execution.node,
+            takeovers=takeovers,
+            order="" if claims.order is None else make_order(claims.order),
+            end=claims.acknowledged,
+        )
+        self._background.start(self._reporter.show_asked(message, execution.deadline_s))
+
     def on_ended(self, execution: Execution) -> None:
         """Write an execution's end to the journal, so that a restart can complete it."""
         self._background.start(self._note_end(execution, make_end_value(execution)))
@@ -380,6 +396,7 @@ class NodeDaemon:
         """Report what a failed execution earned before; forget its assignment (by the engine)."""
         claims = execution.claims
         if execution.life.is_over and (signed := claims.find_substitute()) is not None:
+            self._show_asked(execution)
             claims.conclude(signed)
             self._submit(execution, is_held=True)
         else:

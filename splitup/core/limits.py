@@ -51,6 +51,7 @@ MAX_BANDWIDTH_KBPS: Final = 10**9  # a terabyte a second
 MAX_RESIDENT_TASKS: Final = 1_024  # task ids a heartbeat may list
 HEARTBEAT_PERIOD_S: Final = 1.0  # the shortest; a member names its own in its answers
 HEARTBEATS_PER_S: Final = 800  # to one member: with more nodes than this the period grows
+MAX_TOLD_TAKEOVERS: Final = 64  # in the answer to a heartbeat, 0.4 KB each; the next has others
 MAX_HEARTBEAT_PERIOD_S: Final = 21.0  # a member with MAX_NODES names 20.48 s
 # Longer than a pause, below a restart. A longer period adds what exceeds the shortest one: a
 # heartbeat that fails is repeated after a second whatever the period is.

@@ -186,12 +186,17 @@ class ExecutorCommitment(Message):
 class Takeovers(Message):
     """The takeovers that gave tasks to ``node`` or took tasks from it.
 
-    The members need them for the draw, when completions are still secret.
+    The members need them for the draw, when completions are still secret. A node that was replaced,
+    or whose execution failed, shows the client's signatures for the most steps, so that the client
+    cannot end it after fewer: ``order`` as in an ``ExecutorCommitment``, and the latest interim
+    ``end``.
     """
 
     execution_id: Bytes32Field
     node: AddressField
-    takeovers: tuple[SignedTakeover, ...] = Field(min_length=1, max_length=limits.MAX_TASKS)
+    takeovers: tuple[SignedTakeover, ...] = Field(max_length=limits.MAX_TASKS)
+    order: OrderField = ""
+    end: SignedEnd | None = None
 
 
 def pack_completion(completion: Completion) -> bytes:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, assert_never
 
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, PeerFault, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.signature_scheme import REAL, Scheme
 from splitup.graph.manifest import Manifest
+from splitup.messages.completions import SignedTakeover
 from splitup.messages.plans import PlanCertificate, Request, SignedRequest
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Evidence, SignedAttestation
@@ -111,7 +112,12 @@ class CommitteeMember:
             self.context, signing_guard, self._content_store, self._detector, economics
         )
         self._settlements = SettlementAgreement(
-            self.context, signing_guard, self._content_store, economics, read_token
+            self.context,
+            signing_guard,
+            self._content_store,
+            economics,
+            read_token,
+            lambda: self._snapshots.nodes.period_s + tuning.REPLACED_ANSWER_S,
         )
         self._signed_requests = SignedRequests(view.configuration, signed_requests, confirmations)
         for kept in signed_requests:  # these return no commands: the threshold key is not known yet
@@ -134,6 +140,10 @@ class CommitteeMember:
     def is_over(self, execution_id: str) -> bool:
         """Return whether an execution was settled or refunded recently."""
         return self._settlements.is_over(execution_id)
+
+    def list_replaced(self, node: str) -> Sequence[SignedTakeover]:
+        """Return the takeovers that a node is to be told, because it has not answered them."""
+        return self._settlements.list_replaced(node)[: limits.MAX_TOLD_TAKEOVERS]
 
     def find_refusal(self, execution_id: str) -> str:
         """Return why an execution cannot be planned, or ""."""

@@ -18,6 +18,7 @@ from splitup.crypto import quorum
 from splitup.crypto.keys import Identity, derive_key
 from splitup.graph.manifest import Manifest
 from splitup.messages.base import ZERO_BYTES32
+from splitup.messages.completions import SignedTakeover
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import Evidence, SignedAttestation
@@ -134,6 +135,11 @@ class Membership:
 
     def get_head(self) -> str:
         return self._find(lambda m: m.get_head()) or ZERO_BYTES32
+
+    def list_replaced(self, node: str) -> list[SignedTakeover]:
+        """Return the takeovers that a node is to be told, of all configurations."""
+        told = [signed for m in self._machines.values() for signed in m.list_replaced(node)]
+        return told[: limits.MAX_TOLD_TAKEOVERS]
 
     def get_heartbeat_period_s(self) -> float:
         return self._find(lambda m: m.get_heartbeat_period_s()) or limits.HEARTBEAT_PERIOD_S

@@ -234,6 +234,7 @@ class TestNode:
         self.finished: asyncio.Queue[Execution] = asyncio.Queue()
         self.failed: asyncio.Queue[Execution] = asyncio.Queue()
         self.begun: list[str] = []
+        self.replaced: list[SignedTakeover] = []
         self.store = store
         self.supervisor = Supervisor(
             directory,
@@ -261,6 +262,9 @@ class TestNode:
 
     def on_taken(self, execution: Execution, signed: SignedTakeover) -> None:
         """Note that it takes a task over."""
+
+    def on_replaced(self, execution: Execution, signed: SignedTakeover) -> None:
+        self.replaced.append(signed)
 
     def on_ended(self, execution: Execution) -> None:
         pass

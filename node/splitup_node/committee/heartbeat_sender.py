@@ -22,6 +22,7 @@ from splitup.core.background import cancel
 from splitup.core.errors import PeerFault, Refused, SplitUpError
 from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
+from splitup.messages.completions import SignedTakeover
 from splitup.messages.snapshots import Heartbeat
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView, MemberView
@@ -38,8 +39,9 @@ Demand = tuple[DemandEntry, ...]
 class HeartbeatSender:
     """Sends heartbeats and keeps the members' latest answers."""
 
-    def __init__(self, http: SignedClient) -> None:
+    def __init__(self, http: SignedClient, on_replaced: Callable[[SignedTakeover], None]) -> None:
         self._http = http
+        self._on_replaced = on_replaced  # another node runs a task of this one from now on
         self._heads: dict[str, str] = {}  # member -> the hash of the block that it named last
         self._calls: dict[str, asyncio.Task[None]] = {}  # by member, if unanswered
         self._outcomes: dict[str, Demand | SplitUpError] = {}
@@ -151,6 +153,8 @@ class HeartbeatSender:
                     _read_period_s(answer, "period_ms"),
                     _read_period_s(answer, "rest_ms"),
                 )
+                for signed in _read_replaced(answer):
+                    self._on_replaced(signed)
                 return self._read[1]
             if named in (head, ZERO_BYTES32):
                 break
@@ -169,6 +173,13 @@ def _read_block(answer: dict[str, Any]) -> str:
     if not isinstance(block, str) or not _HASH.fullmatch(block):
         raise PeerFault("a heartbeat's answer names no block")
     return block
+
+
+def _read_replaced(answer: dict[str, Any]) -> list[SignedTakeover]:
+    values = answer.get("replaced", [])
+    if not isinstance(values, list) or len(values) > limits.MAX_TOLD_TAKEOVERS:
+        raise PeerFault("a heartbeat's answer lists too many takeovers")
+    return [SignedTakeover.from_value(value) for value in values]
 
 
 def _read_period_s(answer: dict[str, Any], name: str) -> float:

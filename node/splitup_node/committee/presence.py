@@ -53,7 +53,7 @@ class Presence:
         get_determinism: Callable[[], str],
     ) -> None:
         self._identity = identity
-        self._heartbeat_sender = HeartbeatSender(http)
+        self._heartbeat_sender = HeartbeatSender(http, lambda signed: engine.note_replaced(signed))
         self._engine = engine
         self._loaded_tasks = loaded_tasks
         self._cache = cache

@@ -17,6 +17,7 @@ from splitup.core.background import BackgroundTasks
 from splitup.core.errors import PeerFault
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
+from splitup.messages.completions import SignedTakeover
 from splitup.messages.plans import PlanCertificate
 from splitup.net.links import Link, LinkAcceptor, LinkPool
 from splitup_node.execution.batches import BatchScheduler
@@ -60,6 +61,7 @@ class Engine:
         replay = Replay(table, self._schedule, self._background.start)
         self._finisher = Finisher(workers, table, replay, self._background.start)
         handovers = Handovers(workers, table, self._outputs, replay, self._finisher)
+        self._handovers = handovers
         self._inbox = Inbox(
             identity,
             table,
@@ -148,6 +150,15 @@ class Engine:
     def fail(self, execution_id: str, task: int, step: int, reason: str) -> None:
         """Give an execution up and tell its client why; the client may choose another node."""
         self._table.fail(execution_id, task, step, reason)
+
+    def note_replaced(self, signed: SignedTakeover) -> None:
+        """Take a task's next executor from a member; the client may have kept it from this node.
+
+        Raises PeerFault, BadSignature for what the client did not sign.
+        """
+        execution = self._table.by_id.get(signed.takeover.execution_id)
+        if execution is not None:
+            self._handovers.give_up(execution, signed)
 
     # ---- all executions ------------------------------------------------------------------------
 

@@ -34,6 +34,9 @@ class Listener(Protocol):
     def on_taken(self, execution: Execution, signed: SignedTakeover) -> None:
         """Note that this node takes a task over from another."""
 
+    def on_replaced(self, execution: Execution, signed: SignedTakeover) -> None:
+        """Note that the client has named a candidate after this node for a task."""
+
     def on_ended(self, execution: Execution) -> None:
         """Note that the client has said how many steps there were."""
 

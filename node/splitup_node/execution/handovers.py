@@ -36,29 +36,39 @@ class Handovers:
         self._replay = replay
         self._finisher = finisher
 
+    def give_up(self, execution: Execution, signed: SignedTakeover) -> None:
+        """Let another node run a task of this one, as members say: the client has not told us."""
+        if _is_replaced(execution, signed):
+            self.take_over(execution, signed, b"")
+
     def take_over(self, execution: Execution, signed: SignedTakeover, sealed: bytes) -> None:
-        """Let another node, or this one, run a task; ``sealed`` is the client's frame."""
-        if execution.life.ended_at_s:
-            return  # everything has run; only its log is still being stored
+        """Let another node, or this one, run a task.
+
+        ``sealed`` is the client's frame, b"" if others passed the takeover on.
+        """
         task = signed.takeover.task
         before = execution.executor_map.get_author(task)
         if not execution.executor_map.apply(signed):
             return
+        if _is_replaced(execution, signed):
+            self._table.listener.on_replaced(execution, signed)
+        if execution.life.ended_at_s:
+            return  # everything has run; only its log is still being stored
         after = execution.executor_map.get_author(task)
         reader = execution.routing.find_readers((after,))
         _log.info("task %d of %s: %s takes over from %s", task, execution.id, after, before)
         self._queue.renew(execution.id, task)
         if task in execution.parts:
             self._give_up_part(execution, task)
-        execution.routing.renew({task: sealed})
+        execution.routing.renew({task: sealed} if sealed else {})
         if after == execution.node:
             self._table.listener.on_taken(execution, signed)
             self._begin_part(execution, task, signed.takeover.first_step)
             return
         for source in dict.fromkeys(get_sources(execution.manifest, task)):
             if source[0] in execution.parts:
-                # the new executor must know of the takeover before the tensors come
-                self._outputs.send(reader, sealed)
+                if sealed:  # the new executor must know of the takeover before the tensors come
+                    self._outputs.send(reader, sealed)
                 self._outputs.resend(execution, source, reader)
 
     def _give_up_part(self, execution: Execution, task: int) -> None:
@@ -97,3 +107,10 @@ class Handovers:
         ) in execution.routing.takeovers.values():  # before any tensor that follows from them
             self._outputs.send(readers, sealed)
         self._replay.start(execution, task)
+
+
+def _is_replaced(execution: Execution, signed: SignedTakeover) -> bool:
+    """Return whether a takeover names a candidate after this node."""
+    tasks, takeover = execution.certificate.plan.tasks, signed.takeover
+    names = tasks[takeover.task][: takeover.candidate] if takeover.task < len(tasks) else ()
+    return execution.node in names

@@ -153,7 +153,7 @@ class MemberServer:
         self._member.feed_peer(HeartbeatReceived(heartbeat, received.issuer))
         get_admission(request).vouch(request, received.issuer)
         self._member.note_heartbeat(heartbeat.node)
-        return _json(self._member.get_demand())
+        return _json(self._member.get_demand(heartbeat.node))
 
     async def _reach(self, request: web.Request) -> web.Response:
         """Tell a node whether this member can connect to its endpoint."""

@@ -324,8 +324,12 @@ class Member:
         down = sorted(peer.account for peer in self.gossip.peers if not peer.is_up)
         return {**status, "peers_down": down, "chain_requests": self.chain.count_requests()}
 
-    def get_demand(self) -> bytes:
-        """Return the reply to a heartbeat, as JSON; at most ``tuning.DEMAND_AGE_S`` old."""
+    def get_demand(self, node: str) -> bytes:
+        """Return the reply to a node's heartbeat, as JSON.
+
+        It is the same for all, and at most ``tuning.DEMAND_AGE_S`` old, but for the takeovers by
+        which the node was replaced.
+        """
         now = time.monotonic()
         if now - self._demand[0] > tuning.DEMAND_AGE_S:
             reply = {
@@ -335,7 +339,10 @@ class Member:
                 "tasks": self.machine.compute_demand(now, self.retired),
             }
             self._demand = (now, encode_canonical(reply))
-        return self._demand[1]
+        told = [signed.model_dump(mode="json") for signed in self.machine.list_replaced(node)]
+        if not told:
+            return self._demand[1]
+        return self._demand[1][:-1] + b',"replaced":' + encode_canonical(told) + b"}"
 
     def describe_holders(self, model_id: str) -> ModelHolders:
         """Return how far nodes have loaded a model; it has no tasks while it is unknown here."""

@@ -46,11 +46,16 @@ class CollectedCommitments:
     counts: dict[str, HeldCounts] = field(default_factory=dict)  # by node
     ordered: int = 0  # steps that the client ordered, by its signature under their inputs
     order: str = ""  # the token that shows it
+    asked: int = 0  # steps that the client signed for, by an order or an interim end
     end: SignedEnd | None = None  # the latest of the client's that was checked
     # the client's final ends, by steps: one, if it is honest; of more, two are kept
     finals: dict[int, SignedEnd] = field(default_factory=dict)
     # checked, by task and candidate
     takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
+    # by task and node: it was replaced, and has shown for how many steps the client had signed
+    answered: set[tuple[int, str]] = field(default_factory=set)
+    answer_until: float = 0.0  # until when those that were replaced are waited for
+    waited_for: int = 0  # as many of the takeovers were known when that began
     votes: dict[str, CommitmentsVote] = field(default_factory=dict)  # each member's latest
     voted: dict[str, AgreedCommitments] = field(default_factory=dict)  # our own votes', by root
     vote_at: float = 0.0
@@ -86,7 +91,7 @@ class CollectedCommitments:
             raise PeerFault(
                 f"{commitment.node} counts more steps than it may", peer=commitment.node
             )
-        ordered = check_order(commitment.order, plan) if commitment.order else 0
+        ordered = self.add_order(commitment.order, plan)
         if ordered > self.ordered:
             self.ordered, self.order = ordered, token
             self.changes += 1
@@ -99,6 +104,15 @@ class CollectedCommitments:
             self.counts[commitment.node] = HeldCounts({}, (*known.tokens, token), frozenset())
         self.changes += self.counts[commitment.node] is not known
 
+    def add_order(self, order: str, plan: Plan) -> int:
+        """Return how many steps the plan's client ordered, and note that it did.
+
+        0 if ``order`` is "". Raises PeerFault, BadSignature for what the client did not sign.
+        """
+        ordered = check_order(order, plan) if order else 0
+        self.asked = max(self.asked, ordered)
+        return ordered
+
     def add_end(self, signed: SignedEnd, plan: Plan) -> None:
         """Keep the number of steps of the plan's client.
 
@@ -110,6 +124,8 @@ class CollectedCommitments:
         if not signed.end.steps:
             raise PeerFault(f"{signed.end.execution_id} ended without steps: nothing is paid")
         self.end = signed
+        if not signed.end.final:
+            self.asked = max(self.asked, signed.end.steps)
         if signed.end.final and signed.end.steps not in self.finals and len(self.finals) < 2:
             self.finals[signed.end.steps] = signed
             self.changes += 1

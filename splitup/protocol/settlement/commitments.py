@@ -3,9 +3,10 @@
 At the end of an execution every executor sends the members the salted root of its completion, and
 the client's end message. A member that holds a commitment of every executor sends all members its
 vote for the root over all of them and the client's number of steps. With 2f+1 equal votes the root
-goes to the chain; the draw needs it there. Shortly before the deadline the commitments of some
-executors are enough, to the client's final end, to an interim one, or to a number of steps
-that they computed and the client ordered (ADR 21).
+goes to the chain; the draw needs it there. Nodes that the client has replaced are asked before, for
+how many steps it had signed: an end after fewer is none (ADR 7). Shortly before the deadline the
+commitments of some executors are enough, to the client's final end, to an interim one, or to a
+number of steps that they computed and the client ordered (ADR 21).
 
 A node may show its commitment to some members only, or sign two. So a member whose vote finds no
 majority shares what it holds. Who signed two for one number of steps counts as not having
@@ -18,7 +19,7 @@ root, and members draw once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault
@@ -43,8 +44,9 @@ from splitup.protocol.settlement.verification_state import PlanContext
 class CommitmentAgreement:
     """One member's part in bringing the executors' commitments to the chain."""
 
-    def __init__(self, context: MemberContext) -> None:
+    def __init__(self, context: MemberContext, get_answer_s: Callable[[], float]) -> None:
         self._context = context
+        self._get_answer_s = get_answer_s
 
     def process_commitment(
         self, state: SettlementState, commitment: ExecutorCommitment, signing_key: str, token: str
@@ -94,8 +96,14 @@ class CommitmentAgreement:
     def advance(self, state: SettlementState, context: PlanContext, now: float) -> list[Command]:
         """Vote once commitments cover every task; submit the agreed root, or fetch its content."""
         collected = state.collected
-        agreement = state.find_agreement(self._context.timestamp_s)
-        if state.chain.agreed is not None:
+        if len(collected.takeovers) > collected.waited_for:
+            collected.waited_for = len(collected.takeovers)
+            collected.answer_until = now + self._get_answer_s()
+        is_agreed = state.chain.agreed is not None
+        agreement = state.find_agreement(
+            self._context.timestamp_s, now if not is_agreed else math.inf
+        )
+        if is_agreed:
             is_drawn = state.verification is not None
             return [] if is_drawn else self._catch_up(state, agreement, now)
         if agreement is None:

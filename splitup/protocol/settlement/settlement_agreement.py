@@ -10,14 +10,19 @@ members reach the same settlement.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, assert_never
 
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.messages import api
 from splitup.messages.base import Message
-from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
+from splitup.messages.completions import (
+    Completion,
+    ExecutorCommitment,
+    SignedTakeover,
+    Takeovers,
+)
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.verification import (
     Evidence,
@@ -79,16 +84,19 @@ class SettlementAgreement:
         content_store: ContentStore,
         economics: Economics,
         read_token: TokenReader,
+        get_answer_s: Callable[[], float],  # how long members wait for nodes that were replaced
     ) -> None:
         self._context = context
         self._content_store = content_store
         self._economics = economics
         self._read_token = read_token
-        self._commitments = CommitmentAgreement(context)
+        self._commitments = CommitmentAgreement(context, get_answer_s)
         self._draws = DrawAgreement(context, signing_guard)
         self._verification_rounds = VerificationRounds(context)
         self._proposals = Proposals(context, signing_guard, economics)
         self._states: dict[str, SettlementState] = {}
+        # by node: by which takeovers it was replaced, as far as it has not answered
+        self._replaced: dict[str, list[SignedTakeover]] = {}
         # executions whose requests a reorganisation removed, with what nodes sent about them
         self._reverted: OrderedDict[str, SettlementState] = OrderedDict()
         # recently ended executions: a message about one is late, not faulty
@@ -104,6 +112,13 @@ class SettlementAgreement:
         state = self._states.get(execution_id)
         verification = state.verification if state else None
         return verification.attested if verification else None
+
+    def list_replaced(self, node: str) -> Sequence[SignedTakeover]:
+        """Return the takeovers by which a node was replaced in open executions, to be told to it.
+
+        Not those about which it has told us for how many steps the client had signed.
+        """
+        return self._replaced.get(node, ())
 
     def is_over(self, execution_id: str) -> bool:
         """Return whether an execution was settled or refunded recently."""
@@ -224,6 +239,7 @@ class SettlementAgreement:
         if plan.node_of(node).signing_key != signing_key:
             raise BadSignature(f"takeovers of {node} are signed by another key", peer=node)
         state.add_takeovers(message.takeovers)
+        state.add_answer_of_replaced(message)
         return self._advance(state, now)
 
     def process_validator_commitment(
@@ -403,8 +419,12 @@ class SettlementAgreement:
 
     def process_tick(self, now: float) -> list[Command]:
         commands: list[Command] = []
+        self._replaced = {}
         for state in list(self._states.values()):
             collected = state.collected
+            if collected.takeovers and state.chain.agreed is None:
+                for node, signed in state.list_replaced():
+                    self._replaced.setdefault(node, []).append(signed)
             if now >= state.look_at and (
                 collected.by_node or collected.counts or state.chain.agreed
             ):
@@ -474,6 +494,8 @@ class SettlementAgreement:
         state.collected.by_node |= before.collected.by_node
         state.collected.counts |= before.collected.counts
         state.collected.ordered = before.collected.ordered
+        state.collected.asked = before.collected.asked
+        state.collected.answered |= before.collected.answered
         state.collected.order = before.collected.order
         state.collected.finals |= before.collected.finals
         state.early.completions |= before.early.completions

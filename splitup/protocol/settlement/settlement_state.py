@@ -20,6 +20,7 @@ from splitup.messages.completions import (
     ExecutorCommitment,
     SignedEnd,
     SignedTakeover,
+    Takeovers,
 )
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot
@@ -239,22 +240,24 @@ class SettlementState:
             exposures=quorum.pack_words(agreed.exposures if agreed is not None else ()),
         )
 
-    def find_agreement(self, timestamp_s: int) -> AgreedCommitments | None:
+    def find_agreement(self, timestamp_s: int, now: float) -> AgreedCommitments | None:
         """Return what to agree on, once commitments to the final end cover every task, or None.
 
-        Of several candidates of a task that committed, the highest one counts. Shortly before the
-        deadline commitments need not cover every task any more (``_find_best``). ``timestamp_s`` is
-        the latest block's.
+        Of several candidates of a task that committed, the highest one counts. Those that it
+        replaced are waited for, to show whether the client had signed for more steps. Shortly
+        before the deadline commitments need not cover every task any more (``_find_best``).
+        ``timestamp_s`` is the latest block's.
         """
         if self.certificate is None:
             return None
+        if self.is_late(timestamp_s):
+            return self._find_best()
         steps = self.find_steps()
-        if steps is not None:
-            commitments = self.collected.list_finals(steps)
-            executors = self._find_executors(steps, commitments)
-            if executors is not None:
-                return self._make_agreement(steps, commitments, executors)
-        return self._find_best() if self.is_late(timestamp_s) else None
+        if steps is None or (now < self.collected.answer_until and self.list_replaced()):
+            return None
+        commitments = self.collected.list_finals(steps)
+        executors = self._find_executors(steps, commitments)
+        return self._make_agreement(steps, commitments, executors) if executors else None
 
     def is_late(self, timestamp_s: int) -> bool:
         """Return whether the deadline is near: commitments of some executors are enough then."""
@@ -357,10 +360,42 @@ class SettlementState:
     def find_steps(self) -> int | None:
         """Return the client's number of steps; None while it is unknown, or if it signed several.
 
-        A client that signs several gets no draw before the deadline is near: nobody else can choose
-        between them without taking somebody's pay (ADR 21).
+        A client that signs several, or an end below what it has asked for, gets no draw before the
+        deadline is near: nobody else can choose between them without taking somebody's pay (ADR
+        21).
         """
-        return next(iter(self.collected.finals)) if len(self.collected.finals) == 1 else None
+        finals = self.collected.finals
+        return next((n for n in finals if n >= self.collected.asked and len(finals) == 1), None)
+
+    def add_answer_of_replaced(self, message: Takeovers) -> None:
+        """Keep for how many steps the client signed, as a node that was replaced shows.
+
+        Raises PeerFault, BadSignature for what the client did not sign.
+        """
+        if self.certificate is None or self.verification is not None:
+            return
+        plan = self.certificate.plan
+        self.collected.add_order(message.order, plan)
+        if message.end is not None:
+            self.collected.add_end(message.end, plan)
+        for named in (signed.takeover for signed in message.takeovers):
+            if message.node in plan.tasks[named.task][: named.candidate]:
+                self.collected.answered.add((named.task, message.node))
+
+    def list_replaced(self) -> list[tuple[str, SignedTakeover]]:
+        """Return the nodes that were replaced and have not answered, with the takeovers."""
+        takeovers = self.collected.takeovers
+        if self.certificate is None or not takeovers:
+            return []
+        plan, last = self.certificate.plan, dict(sorted(takeovers))
+        executors = plan.executors()
+        ran = {(task, executors[task]) for task in last}
+        ran |= {(task, plan.tasks[task][place]) for task, place in takeovers}
+        return [
+            (node, takeovers[task, last[task]])
+            for task, node in sorted(ran - self.collected.answered)
+            if node != plan.tasks[task][last[task]]
+        ]
 
     def add_takeovers(self, takeovers: Iterable[SignedTakeover]) -> None:
         """Keep who may answer for tasks.

@@ -19,6 +19,7 @@ from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
+from splitup.messages.completions import SignedTakeover, Takeover
 from splitup.messages.snapshots import Heartbeat
 from splitup.net.http import SignedClient, make_app, read_message, serve_app
 from splitup.protocol.committee.certificates import CommitteeView
@@ -47,6 +48,7 @@ class Member:
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     is_registered: bool = True  # as this member's chain says
     tasks: list[Any] = field(default_factory=list)  # the demand
+    replaced: list[Any] = field(default_factory=list)  # takeovers, if there are any
 
     def __post_init__(self) -> None:
         self.may_answer.set()
@@ -59,12 +61,17 @@ class Member:
             raise PeerFault(f"node {beat.node} is not active in the registry")
         if self.heads.is_recent(beat.block_hash, time.monotonic()):
             periods = {"period_ms": self.period_ms, "rest_ms": self.rest_ms or self.period_ms}
-            return web.json_response({"block": self.heads.head, **periods, "tasks": self.tasks})
+            told = {"replaced": self.replaced} if self.replaced else {}
+            demand = {"block": self.heads.head, **periods, "tasks": self.tasks}
+            return web.json_response(demand | told)
         return web.json_response({"block": self.heads.head})
 
 
 @asynccontextmanager
-async def serve(members: list[Member]) -> AsyncIterator[tuple[HeartbeatSender, CommitteeView]]:
+async def serve(
+    members: list[Member], heard: list[SignedTakeover] | None = None
+) -> AsyncIterator[tuple[HeartbeatSender, CommitteeView]]:
+    heard = [] if heard is None else heard
     _, view = make_committee()
     async with AsyncExitStack() as stack:
         seats = []
@@ -75,7 +82,7 @@ async def serve(members: list[Member]) -> AsyncIterator[tuple[HeartbeatSender, C
             stack.push_async_callback(server.close)
             seats.append(replace(seat, endpoint=server.url))
         http = await stack.enter_async_context(SignedClient(NODE))
-        sender = HeartbeatSender(http)
+        sender = HeartbeatSender(http, heard.append)
         stack.push_async_callback(sender.close)
         yield sender, replace(view, members=tuple(seats))
 
@@ -163,6 +170,19 @@ async def test_failures_are_listed_when_all_members_refuse() -> None:
         assert sender.list_failures(view) == set()
         assert len(sender.get_demands()) == 1
     assert all(len(member.named) <= 4 for member in members)
+
+
+async def test_s64_members_tell_a_node_by_whom_it_was_replaced() -> None:
+    """One that tells it more than an answer may hold is not listened to."""
+    takeover = Takeover(execution_id=BLOCKS[1], task=0, candidate=1, first_step=0)
+    signed = SignedTakeover(takeover=takeover, signature="0x" + "11" * 64)
+    members, heard = make_members(*BLOCKS[1:5]), list[SignedTakeover]()
+    members[0].replaced = [signed.model_dump(mode="json")]
+    members[1].replaced = members[0].replaced * (limits.MAX_TOLD_TAKEOVERS + 1)
+    members[2].replaced = [{}]
+    async with asyncio.timeout(HANG_S), serve(members, heard) as (sender, view):
+        await sender.send(make_beat(1), view)
+        assert heard == [signed] and len(sender.get_demands()) == 2
 
 
 async def test_f11_a_member_that_hangs_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ async def test_a_snapshot_of_thousands_of_nodes_is_agreed_on(
         for event in make_events(members, nodes):
             for member, _ in shells:
                 member.feed(event)
-        answer = parse_json(shells[0][0].get_demand())
+        answer = parse_json(shells[0][0].get_demand(members[0].account))
         assert answer["period_ms"] == max(1_000, nodes * 1_000 // 800), "800 heartbeats a second"
         async with asyncio.timeout(5 * HANG_S):
             while not board.roots:

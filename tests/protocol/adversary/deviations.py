@@ -123,6 +123,8 @@ class Adversary:
         # a client that gives tasks away, or makes them fail, when it has what it wants
         gives_away = random.Random(seed ^ 0x61FE).random() < 0.25
         self.gives_away = self.party == "client" and gives_away
+        # it gives all of them to others, and ends it for these after fewer steps
+        self.abandons = self.gives_away and random.Random(seed ^ 0xABA).random() < 0.4
 
     def choose_habits(self, *, is_signed: bool, is_abroad: bool) -> None:
         """Draw what the party does; a client makes either kind of request.

@@ -15,6 +15,7 @@ from typing import Final
 from splitup_node.execution.kept.claims import EarnedClaims
 from splitup_node.execution.kept.parts import Part, make_part
 
+from splitup.core import limits
 from splitup.core.errors import PeerFault
 from splitup.messages.base import CLIENT as CLIENT_TASK
 from splitup.messages.completions import (
@@ -86,11 +87,27 @@ class Holder:
     def take_over(self, signed: SignedTakeover) -> bool:
         """Apply a takeover; return whether this node runs the task from now on."""
         task = signed.takeover.task
-        if self.is_over or not self.executor_map.apply(signed):
+        if not self.executor_map.apply(signed):
+            return False
+        if self.node in self.run.plan.tasks[task][: signed.takeover.candidate]:
+            self._show_asked(signed)
+        if self.is_over:
             return False
         if (part := self.parts.pop(task, None)) is not None:
             self.claims.keep_lost(part)
         return self.executor_map.get_author(task) == self.node
+
+    def _show_asked(self, *takeovers: SignedTakeover) -> None:
+        """Show the members for how many steps the client had signed."""
+        key, claims = BY_ADDRESS[self.node].signing_key_hex, self.claims
+        told = Takeovers(
+            execution_id=self.run.id,
+            node=self.node,
+            takeovers=takeovers,
+            order="" if claims.order is None else make_order(claims.order),
+            end=claims.acknowledged,
+        )
+        self.world.tell_members(self.node, told, lambda m: ev.TakeoversReceived(m, key))
 
     def take_interim(self, signed: SignedEnd) -> None:
         try:
@@ -126,6 +143,7 @@ class Holder:
             for part in self.parts.values():
                 self.claims.keep_lost(part)
             self.parts.clear()
+            self._show_asked()
 
     def stop(self) -> None:
         """Commit to what may count instead of a final end: the deadline is near."""
@@ -196,12 +214,12 @@ class GiveAway:
 
     def start(self, make_end: MakeEnd) -> None:
         """Let nodes have computed, then harm them, and let the deadline come."""
-        world, run, rng = self.world, self.run, self.rng
+        world, run, plan, rng = self.world, self.run, self.run.plan, self.rng
         if self.hides_inputs:
             run.store.pop((CLIENT_TASK, CLIENT.address), None)
         fails_at = self.failing if self.done == len(self.sent) else None
         upstream = self._list_upstream(fails_at)
-        more = fails_at is not None and run.plan.request.steps > len(self.sent)
+        more = fails_at is not None and plan.request.steps > len(self.sent)
         self.asked += more
         outputs_of: dict[int, Tensors] = {}
         for task, node in enumerate(run.executors.executors):
@@ -220,6 +238,10 @@ class GiveAway:
             run.store[task, node] = outputs
             if any(source == CLIENT_TASK for source, _ in get_sources(world.manifest, task)):
                 holder.order(self.asked)
+        for signed in run.takeovers:  # who took over told the members so
+            node = plan.tasks[signed.takeover.task][signed.takeover.candidate]
+            if node in self.holders:
+                self._announce(self.holders[node], signed)
         world.adversary.notes.append(
             f"has {self.done} of {self.asked} steps, hides inputs: {self.hides_inputs}, "
             f"own {sorted(self.bad - {CLIENT.address})}"
@@ -228,7 +250,9 @@ class GiveAway:
         if fails_at is not None and (holder := self.holders.get(run.executors.executors[fails_at])):
             world.adversary.notes.append(f"makes task {fails_at} fail")
             holder.fail()
-        left_s = run.plan.request.deadline - START_S - world.now
+        left_s = plan.request.deadline - START_S - world.now
+        if world.adversary.abandons:
+            world.after(rng.uniform(0.0, 1.0), partial(self._abandon, make_end))
         for _ in range(
             rng.choice((0, 1, 1, 2, 3)) if fails_at is not None else rng.choice((1, 2, 3))
         ):
@@ -237,8 +261,9 @@ class GiveAway:
             world.after(max(0.0, rng.uniform(low, high)), self._give)
         if rng.random() < 0.6:
             world.after(rng.uniform(0.0, min(6.0, max(left_s, 0.0))), partial(self._end, make_end))
-        for holder in self.holders.values():
+        for place, holder in enumerate(self.holders.values()):
             self.reports.await_deadline(run, holder.node, holder.stop)
+            world.after(0.1 * (place + 1), partial(self._beat, holder))
         for node in sorted(self.bad - {CLIENT.address}):
             for _ in range(rng.choice((0, 1, 1, 2))):
                 late = rng.random() < 0.5
@@ -311,16 +336,59 @@ class GiveAway:
                 f"{self.world.now:.1f}: {task} to {candidates[place]}"
             )
 
-    def _take_over(self, signed: SignedTakeover, holder: Holder) -> None:
+    def _abandon(self, make_end: MakeEnd) -> None:
+        """Give all tasks to nodes that know of few steps, and end it for these after as few.
+
+        The nodes before hear of nothing.
+        """
+        if self.done < 2:
+            return  # an end after no steps pays nobody
+        plan, steps = self.run.plan, self.rng.randint(1, self.done - 1)
+        knows = {one.node for one in self.holders.values() if one.claims.ordered > steps}
+        self.world.adversary.notes.append(f"{self.world.now:.1f}: abandons all at {steps} steps")
+        named: set[str] = set()
+        for task, candidates in enumerate(plan.tasks):
+            places = range((plan.places[task] if plan.places else 0) + 1, len(candidates))
+            fit = [place for place in places if candidates[place] not in knows]
+            if not fit:
+                return
+            takeover = Takeover(
+                execution_id=self.run.id,
+                task=task,
+                candidate=self.rng.choice(fit),
+                first_step=self.rng.randint(0, steps),
+            )
+            signed = sign_takeover(CLIENT, takeover)
+            self.takeovers.append(signed)
+            named.add(node := candidates[takeover.candidate])
+            self._tell(node, partial(self._take_over, signed, ordered=steps))
+        signed_end = sign_end(CLIENT, make_end(steps))
+        self.ended.add(steps)
+        for node in named:
+            self.world.after(
+                0.1, partial(self._tell, node, lambda holder: holder.take_end(signed_end))
+            )
+
+    def _take_over(self, signed: SignedTakeover, holder: Holder, *, ordered: int = 0) -> None:
         if not holder.take_over(signed):
             return
         self._announce(holder, signed)
         holder.add_part(signed.takeover.task, (), ())  # until its inputs' logs are read
-        if self.rng.random() < 0.5:
+        if ordered:
+            holder.order(ordered)
+        elif self.rng.random() < 0.5:
             holder.order(self.rng.choice((self.asked, self.asked, 1)))
         self.world.after(
             self.rng.choice((0.2, 1.0, 5.0, 30.0)), partial(self._replay, holder, signed)
         )
+
+    def _beat(self, holder: Holder) -> None:
+        """Hear from the members, in their answers to a heartbeat, by whom a node was replaced."""
+        for member in self.world.members.values():
+            for signed in member.list_replaced(holder.node):
+                holder.take_over(signed)
+        if not holder.was_asked:
+            self.world.after(limits.HEARTBEAT_PERIOD_S, partial(self._beat, holder))
 
     def _announce(self, holder: Holder, signed: SignedTakeover) -> None:
         """Tell the members, who wait for the node then, and look whether they have agreed."""
@@ -346,6 +414,8 @@ class GiveAway:
             if source == CLIENT_TASK:  # nobody signs a log
                 inputs[-1] = inputs[-1][: holder.claims.asked]
         steps = min(map(len, inputs))
+        if holder.final is not None:  # no node runs a step beyond it
+            steps = min(steps, holder.final.end.steps)
         read = tuple(tensors[:steps] for tensors in inputs)
         outputs = compute(task, read)
         run.work[task, holder.node] = Work(read, outputs, outputs)
@@ -453,6 +523,14 @@ class GiveAway:
             and holder.was_asked
             and not holder.has_failed
             for holder in self.holders.values()
+        )
+
+    def has_counted_less(self, steps: int, task: int) -> bool:
+        """Return whether a node that has computed so many steps committed to others' tasks only."""
+        return any(
+            holder.committed and max(holder.committed) < steps
+            for holder in self.holders.values()
+            if len(holder.outputs.get(task, ())) >= steps and holder.was_asked
         )
 
     def is_done(self) -> bool:

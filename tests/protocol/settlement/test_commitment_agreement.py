@@ -31,12 +31,13 @@ from tests.protocol.simulator import make_signed_end
 
 CONTEXT = make_plan_context()
 TOKEN = "token"
+ANSWER_S = 3.0
 KEYS = {entry.node: entry.signing_key for entry in CONTEXT.plan.nodes}
 
 
 def make_full() -> tuple[CommitmentAgreement, SettlementState]:
     """Return an execution of which every executor's commitment is here."""
-    agreement, state = CommitmentAgreement(make_context()), make_committing()
+    agreement, state = CommitmentAgreement(make_context(), lambda: ANSWER_S), make_committing()
     for node in EXECUTORS:
         agreement.process_commitment(state, make_commitment(node), KEYS[node], TOKEN)
     return agreement, state
@@ -58,7 +59,7 @@ def get_vote(commands: list[Command]) -> CommitmentsVote:
 
 
 def test_a_commitment_needs_a_plan_its_nodes_key_and_no_more_steps_than_paid() -> None:
-    agreement, node = CommitmentAgreement(make_context()), EXECUTORS[0]
+    agreement, node = CommitmentAgreement(make_context(), lambda: ANSWER_S), EXECUTORS[0]
     with pytest.raises(Unavailable):
         agreement.process_commitment(make_state(), make_commitment(node), KEYS[node], TOKEN)
     state = make_committing()
@@ -78,7 +79,7 @@ def test_s02_no_executor_invents_an_end_of_the_client() -> None:
 
 
 def test_a_member_votes_once_all_executors_committed_and_repeats_the_vote() -> None:
-    agreement, state = CommitmentAgreement(make_context()), make_committing()
+    agreement, state = CommitmentAgreement(make_context(), lambda: ANSWER_S), make_committing()
     for node in EXECUTORS:
         assert agreement.advance(state, CONTEXT, 0.0) == []
         agreement.process_commitment(state, make_commitment(node), KEYS[node], TOKEN)
@@ -102,7 +103,7 @@ def test_a_member_shares_nothing_while_enough_of_them_vote_as_it_does() -> None:
 
 
 def test_what_is_shared_is_divided_among_messages_that_members_accept() -> None:
-    agreement, state = CommitmentAgreement(make_context()), make_committing()
+    agreement, state = CommitmentAgreement(make_context(), lambda: ANSWER_S), make_committing()
     token = "x" * limits.MAX_COMMITMENT_BYTES
     for node in EXECUTORS:
         agreement.process_commitment(state, make_commitment(node), KEYS[node], token)
@@ -160,7 +161,7 @@ def test_votes_for_another_root_do_not_count_and_false_signatures_are_refused() 
 
 def test_an_agreed_root_is_bound_to_what_we_hold_or_asked_for() -> None:
     agreement, state = make_full()
-    found = state.find_agreement(0)
+    found = state.find_agreement(0, 0.0)
     assert found is not None
     root, exposures = compute_commitments_root(EXECUTION, found), state.list_exposures(found)
     agreed = ExecutionCommitted(EXECUTION, root, BLOCK, exposures)

@@ -243,7 +243,8 @@ def test_f14_commitments_outlive_a_request_that_moves_to_another_block() -> None
     execution_id = simulation.request()
     states = [member._settlements._states for member in simulation.members.values()]
     assert simulation.run(
-        5, lambda: all(execution_id in c and c[execution_id].find_agreement(0) for c in states)
+        5,
+        lambda: all(execution_id in c and c[execution_id].find_agreement(0, 99.0) for c in states),
     )
     (seen,) = [e for e in simulation.chain.log if isinstance(e, ev.RequestSeen)]
     moved = ev.RequestSeen(seen.request.model_copy(update={"block_hash": "0x" + "0b" * 32}))

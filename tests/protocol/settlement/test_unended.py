@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault
 from splitup.crypto.keys import Identity
 from splitup.messages import api
@@ -494,39 +493,116 @@ def test_s63_commitments_to_an_interim_end_complete_no_final_one() -> None:
 def test_s63_members_wait_for_who_took_a_task_over() -> None:
     """It goes on, while the client ends it for all that were there before."""
     simulation, execution_id, plan = open_execution()
-    done = []
-    for task, candidates in enumerate(plan.tasks):
-        successor = next(node for node in candidates if node not in plan.executors())
-        place = candidates.index(successor)
-        taken = Takeover(execution_id=execution_id, task=task, candidate=place, first_step=1)
-        signed = (sign_takeover(CLIENT_IDENTITY, taken),)
-        message = Takeovers(execution_id=execution_id, node=successor, takeovers=signed)
-        key = simulation.by_node[successor].identity.signing_key_hex
-        for account in simulation.members:
-            simulation.feed(account, ev.TakeoversReceived(message, key))
-        done.append((task, successor, signed))
+    taken = give_all_away(simulation, plan)
     for task in range(3):
         commit(simulation, plan, task, 1, final=True)
     before_s = DEADLINE_S - tuning.AGREE_MARGIN_S - 12
     assert not simulation.run(before_s, lambda: execution_id in simulation.chain.agreed)
-    order, revealed, paid = make_input_order(execution_id, STEPS - 1), [], Counter[str]()
-    by_node: dict[str, list[int]] = {}
-    for task, successor, _ in done:
-        by_node.setdefault(successor, []).append(task)
-        paid[successor] += PRICE
+    order = make_input_order(execution_id, STEPS - 1)
+    counted = make_count(execution_id, STEPS)
+    revealed = commit_successors(simulation, plan, taken, counted, order)
+    paid = {one.node: PRICE * len(one.tasks) for one in revealed}
+    assert settle(simulation, plan, *revealed) == paid
+
+
+def give_all_away(simulation: Steps, plan: Plan) -> dict[int, SignedTakeover]:
+    """Give every task to a node that is no executor yet; the members hear of it from that node."""
+    found = {}
+    for task, candidates in enumerate(plan.tasks):
+        successor = next(node for node in candidates if node not in plan.executors())
+        taken = Takeover(
+            execution_id=plan.request.execution_id,
+            task=task,
+            candidate=candidates.index(successor),
+            first_step=1,
+        )
+        found[task] = sign_takeover(CLIENT_IDENTITY, taken)
+        tell_takeovers(simulation, plan, successor, found[task])
+    return found
+
+
+def tell_takeovers(
+    simulation: Steps, plan: Plan, node: str, *takeovers: SignedTakeover, **options: Any
+) -> None:
+    message = Takeovers(
+        execution_id=plan.request.execution_id, node=node, takeovers=takeovers, **options
+    )
+    key = simulation.by_node[node].identity.signing_key_hex
+    for account in simulation.members:
+        simulation.feed(account, ev.TakeoversReceived(message, key))
+
+
+def commit_successors(
+    simulation: Steps,
+    plan: Plan,
+    taken: dict[int, SignedTakeover],
+    signed: SignedEnd,
+    order: str = "",
+) -> list[Completion]:
+    """Let the nodes that took all tasks over commit to an end."""
+    done, by_node = [], dict[str, list[int]]()
+    for task, one in taken.items():
+        by_node.setdefault(plan.tasks[task][one.takeover.candidate], []).append(task)
     for successor, tasks in by_node.items():
-        counted = make_count(execution_id, STEPS)
-        parts = [complete(simulation, plan, task, counted) for task in tasks]
+        parts = [complete(simulation, plan, task, signed) for task in tasks]
         completion = parts[0].model_copy(
             update={
                 "node": successor,
                 "tasks": tuple(claim for part in parts for claim in part.tasks),
-                "takeovers": tuple(s for t, _, shown in done if t in tasks for s in shown),
+                "takeovers": tuple(taken[task] for task in tasks),
             }
         )
         send_commitment(simulation, completion, order=order, takeovers=completion.takeovers)
-        revealed.append(completion)
-    assert settle(simulation, plan, *revealed) == paid
+        done.append(completion)
+    return done
+
+
+@pytest.mark.parametrize("shows", ["order", "interim end", "final end"])
+def test_s64_a_client_that_replaces_all_pays_what_it_had_signed_for(shows: str) -> None:
+    """It ends it for honest newcomers after one step. Those before hear it from the members."""
+    simulation, execution_id, plan = open_execution()
+    taken = give_all_away(simulation, plan)
+    end = End(execution_id=execution_id, steps=1, inputs=())
+    commit_successors(simulation, plan, taken, sign_end(CLIENT_IDENTITY, end))
+    answers_s = limits.HEARTBEAT_PERIOD_S + tuning.REPLACED_ANSWER_S - 0.5
+    assert not simulation.run(answers_s, lambda: execution_id in simulation.chain.agreed)
+    order = make_input_order(execution_id, STEPS - 1)
+    told: dict[str, Any] = {"order": order} if shows == "order" else {}
+    if shows == "interim end":
+        interim = end.model_copy(update={"steps": 2, "final": False})
+        told = {"end": sign_end(CLIENT_IDENTITY, interim)}
+    for member in simulation.members.values():
+        for node in plan.executors():
+            heard = member.list_replaced(node)
+            assert [plan.executors()[one.takeover.task] for one in heard] == [node]
+    first, *others = [(node, taken[task]) for task, node in enumerate(plan.executors())]
+    tell_takeovers(simulation, plan, *first, **told)
+    shown = commit(simulation, plan, 0, STEPS, final=True) if shows == "final end" else None
+    for node, signed in others:
+        tell_takeovers(simulation, plan, node, signed)
+    before_s = DEADLINE_S - tuning.AGREE_MARGIN_S - 12
+    assert not simulation.run(before_s, lambda: execution_id in simulation.chain.agreed)
+    assert not any(m.list_replaced(plan.executors()[0]) for m in simulation.members.values())
+    done = [count(simulation, plan, task, STEPS, order)[0] for task in range(3)]
+    done[0] = shown or done[0]
+    assert settle(simulation, plan, *done) == dict.fromkeys(plan.executors(), PRICE)
+
+
+@pytest.mark.parametrize("silent", [0, 1, 3])
+def test_s64_a_replaced_node_holds_nothing_up_for_long(silent: int) -> None:
+    """If all answer, members agree at once, and else after a heartbeat's period and two seconds."""
+    simulation, execution_id, plan = open_execution()
+    taken, since = give_all_away(simulation, plan), simulation.now
+    for task, node in enumerate(plan.executors()[silent:], silent):
+        tell_takeovers(simulation, plan, node, taken[task], order=make_input_order(execution_id, 1))
+    end = End(execution_id=execution_id, steps=STEPS, inputs=())
+    done = commit_successors(simulation, plan, taken, sign_end(CLIENT_IDENTITY, end))
+    votes = [m._settlements._states[execution_id].collected for m in simulation.members.values()]
+    assert simulation.run(6, lambda: all(one.voted for one in votes))
+    waited_s = limits.HEARTBEAT_PERIOD_S + tuning.REPLACED_ANSWER_S if silent else 0
+    assert waited_s <= simulation.now - since <= waited_s + 1
+    paid = {one.node: PRICE * len(one.tasks) for one in done}
+    assert settle(simulation, plan, *done) == paid
 
 
 @pytest.mark.parametrize("counts", [False, True])

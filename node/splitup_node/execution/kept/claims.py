@@ -74,6 +74,11 @@ class EarnedClaims:
         return max(self.ordered, self.delivered, self.steps or 0)
 
     @property
+    def acknowledged(self) -> SignedEnd | None:
+        """Return the client's latest interim end."""
+        return self._interim[-1] if self._interim else None
+
+    @property
     def delivered(self) -> int:
         """Return how many steps the client has received, as it signed in its latest interim end."""
         return self._interim[-1].end.steps if self._interim else 0
@@ -135,9 +140,9 @@ class EarnedClaims:
         a client may give it a task, or take one away, so that it can commit to nothing else.
 
         () if it has not computed so many steps of its own, or a final end fewer than a state has
-        seen or the client ordered, or the end misstates the inputs that it received.
+        seen or the client signed for, or the end misstates the inputs that it received.
         """
-        if end.final and end.steps < self.ordered:
+        if end.final and end.steps < max(self.ordered, self.delivered):
             return ()
         stored = self._stored
         lost = {t: part for t, part in self._lost.items() if end.steps <= stored.get(t, end.steps)}
