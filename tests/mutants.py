@@ -625,10 +625,17 @@ MUTANTS: Final = (
     Mutant(
         "both ends of an edge",
         f"{_SETTLEMENT}/edge_faults.py",
-        "elif said != read and not {source, task} & set(replaced):",
-        "elif False:",
+        "differs = said != read and not {source, task} & set(replaced)",
+        "differs = False",
         f"{_TESTS}/settlement/test_verdicts.py::test_inputs_that_nobody_has_earn_nothing_and_cost_no_stake[chain]",
         is_quick=False,
+    ),
+    Mutant(
+        "tensors of one's own",
+        f"{_SETTLEMENT}/edge_faults.py",
+        "(stored == said or executors[source] == executors[task])",
+        "stored == said",
+        f"{_TESTS}/settlement/test_edge_faults.py::test_who_reads_its_own_tensors_was_misled_by_nobody",
     ),
     Mutant(
         "stored outputs",

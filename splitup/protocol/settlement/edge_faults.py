@@ -24,7 +24,8 @@ def find_edge_faults(
     manifest: Manifest,
     claims: Mapping[int, TaskCommitment | None],
     rulings: Mapping[int, Ruling | None],
-    replaced: Collection[int] = (),
+    executors: Sequence[str],
+    replaced: Collection[int],
 ) -> dict[int, Outcome]:
     """Return the tasks whose executors misled others, or may have, with the outcome by task.
 
@@ -32,7 +33,7 @@ def find_edge_faults(
     executor committed to. CONTRADICTED: the store does not contradict the producer, but its reader
     commits to different tensors. Either the producer sent other tensors than it stored, or the
     reader hides a lie behind inputs that nobody has. Nobody can prove which, so neither is paid and
-    nobody loses stake.
+    nobody loses stake. A reader of its own tensors was misled by nobody, whatever it stored.
 
     ``claims`` are the executors' revealed commitments, None where there is none; ``rulings`` are
     what 2f+1 members got. The last executor of a ``replaced`` task answers for all its steps, but
@@ -56,10 +57,12 @@ def find_edge_faults(
                 continue
             said, read = producer.outputs[port], claim.inputs[place]
             stored = ruling.inputs[place] if ruling is not None and ruling.inputs else said
+            differs = said != read and not {source, task} & set(replaced)
             if stored != said:
                 found[source] = Outcome.WITHHELD
-            elif said != read and not {source, task} & set(replaced):
+            elif differs:
                 found.setdefault(source, Outcome.CONTRADICTED)
+            if differs and (stored == said or executors[source] == executors[task]):
                 found.setdefault(task, Outcome.CONTRADICTED)
     return found
 

@@ -138,7 +138,7 @@ class Verification:
         completions = self.completions.values()
         ends = [one.end.end for one in completions if not one.end.is_count]  # the client's words
         misled = dict.fromkeys(find_input_faults(manifest, claims, ends), Outcome.CONTRADICTED)
-        misled |= find_edge_faults(manifest, claims, rulings, replaced)
+        misled |= find_edge_faults(manifest, claims, rulings, executors, replaced)
         disowned = filter(self.is_disowned, range(len(executors)))
         misled |= dict.fromkeys(disowned, Outcome.CONTRADICTED)
         committed = {node for node, _ in self.draw.commitments}
