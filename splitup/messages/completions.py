@@ -186,10 +186,10 @@ class ExecutorCommitment(Message):
 class Takeovers(Message):
     """The takeovers that gave tasks to ``node`` or took tasks from it.
 
-    The members need them for the draw, when completions are still secret. A node that was replaced,
-    or whose execution failed, shows the client's signatures for the most steps, so that the client
-    cannot end it after fewer: ``order`` as in an ``ExecutorCommitment``, and the latest interim
-    ``end``.
+    The members wait for who took a task over, and for the answer of who was replaced. A node that
+    was replaced, or whose execution failed, shows the client's signatures for the most steps, so
+    that the client cannot end it after fewer: ``order`` as in an ``ExecutorCommitment``, and the
+    latest interim ``end``.
     """
 
     execution_id: Bytes32Field

@@ -150,11 +150,10 @@ class CommitmentsShared(Message):
 
 
 class DrawPartial(Message):
-    """A share of the draw's seed, with the takeovers that it rests on, which others may lack."""
+    """A share of the draw's seed."""
 
     execution_id: Bytes32Field
     partial: PartialField
-    takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
 
 
 class DrawMessage(Message):

@@ -66,11 +66,7 @@ class DrawAgreement:
         drawing, execution_id = state.phase, state.request.execution_id
         if drawing.partial and now >= drawing.resend_at:
             drawing.resend_at = now + tuning.GOSSIP_RETRY_S
-            message = DrawPartial(
-                execution_id=execution_id,
-                partial=drawing.partial,
-                takeovers=state.list_effective(drawing),
-            )
+            message = DrawPartial(execution_id=execution_id, partial=drawing.partial)
             commands.append(Gossip(None, message))
         for index in drawing.collector.combine(self._context.group, self._context.scheme):
             liar = self._context.accounts()[index]

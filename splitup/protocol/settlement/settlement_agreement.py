@@ -294,7 +294,6 @@ class SettlementAgreement:
             case CommitmentsShared():
                 return self._process_shared(state, sender, message, now)
             case DrawPartial():
-                state.add_takeovers(message.takeovers)
                 commands = self._draws.process_partial(state, sender, message, now)
                 return commands + self._advance(state, now)
             case DrawMessage():

@@ -411,15 +411,6 @@ class SettlementState:
                 self.collected.takeovers[name] = signed
                 self.collected.changes += 1
 
-    def list_effective(self, drawing: Drawing) -> tuple[SignedTakeover, ...]:
-        """Return the takeovers that the basis of the draw rests on."""
-        plan, executors = drawing.context.plan, drawing.basis.executors
-        return tuple(
-            signed
-            for (task, candidate), signed in sorted(self.collected.takeovers.items())
-            if executors and executors[task] == plan.tasks[task][candidate]
-        )
-
     # ---- validators -------------------------------------------------------------------------
 
     def add_answer(self, answer: ValidatorAnswer) -> None:

@@ -58,7 +58,7 @@ def test_f01_who_took_over_is_drawn_over_and_paid_and_who_was_replaced_owes_noth
 
 @pytest.mark.parametrize("told", [1, 2])
 def test_one_member_that_hears_of_a_takeover_is_enough(told: int) -> None:
-    """The others learn it from the commitments, and from shares of the draw."""
+    """The others learn it from the commitments."""
     simulation = start(economics=VERIFY_ALL)
     simulation.told = told
     _, executors, execution_id = play(simulation)
