@@ -225,8 +225,15 @@ def test_tokens_are_those_of_sequential_decoding(
             check_path(step, before)
 
 
-@pytest.mark.parametrize("make", [Imitation, BlockImitation])
-@pytest.mark.parametrize(("temperature", "least"), [(0.0, 3.0), (0.8, 2.0)])
+@pytest.mark.parametrize(
+    ("make", "temperature", "least"),
+    [
+        (Imitation, 0.0, 3.0),
+        pytest.param(Imitation, 0.8, 2.0, marks=pytest.mark.long),
+        pytest.param(BlockImitation, 0.0, 3.0, marks=pytest.mark.long),
+        (BlockImitation, 0.8, 2.0),
+    ],
+)
 def test_good_drafts_take_fewer_round_trips(
     make: type[Imitation], temperature: float, least: float
 ) -> None:

@@ -301,6 +301,7 @@ async def test_errors_are_one_sentence_with_a_remedy(market: NodeMarket) -> None
     assert dead.exit_code == 1 and "Traceback" not in dead.output
 
 
+@pytest.mark.long  # in small: every network in tests/e2e
 async def test_run_serves_until_it_is_told_to_stop_and_names_a_busy_port(
     market: NodeMarket,
 ) -> None:

@@ -126,6 +126,7 @@ async def test_a_browser_gets_what_python_gets(page: tuple[Page, str]) -> None:
         host.close()
 
 
+@pytest.mark.long  # in small: test_host.py, in Python
 async def test_a_browser_takes_no_answer_that_cannot_be_right(page: tuple[Page, str]) -> None:
     tab, origin = page
     adapter = make_random(37, 5, name="odd")
