@@ -252,6 +252,7 @@ def test_steps_ahead_need_a_model_that_goes_back_by_two_chunks() -> None:
         assert decoder._may_go_back == is_ahead
 
 
+@pytest.mark.long  # in small: above and below, by the text and its time
 def test_a_step_ahead_continues_one_place_only() -> None:
     """Three steps in flight, many branches: a node must not lose the nodes between."""
     for seed in range(6):

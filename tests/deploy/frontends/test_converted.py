@@ -40,7 +40,11 @@ def golden() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in UNSAID])
+SAID = [name for name in CASES if name not in UNSAID]
+SOME = some_of(SAID, "gemma4", "granite-hybrid", "nemotron-h", "olmo2")
+
+
+@pytest.mark.parametrize("name", SOME)
 def test_logits_are_those_of_transformers(
     name: str, golden: dict[str, Any], tmp_path: Path
 ) -> None:
