@@ -140,6 +140,7 @@ ROWS: Final = {
     "S61": "a client that takes a task away, or makes it fail, before its last steps are stored",
     "S62": "a client that signs nothing: its inputs are in its log alone",
     "S63": "a client that ends it for some executors, and goes on with others",
+    "S64": "a key that takes all sessions or connections of a server of devices",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -1043,6 +1043,24 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "sessions of devices by key",
+        "extras/gateway/splitup_gateway/split/sessions.py",
+        "if not found.is_idle.is_set() and most <= counts[owner]:",
+        "if not found.is_idle.is_set():",
+        "extras/gateway/gateway_tests/split/test_sessions.py::"
+        "test_s64_a_key_whose_sessions_all_compute_keeps_others_from_none",
+        is_quick=False,
+    ),
+    Mutant(
+        "connections of devices by key",
+        "extras/gateway/splitup_gateway/split/server.py",
+        "self._connections.take(principal, task)) == (principal, task)",
+        'self._connections.take("", task)) == ("", task)',
+        "extras/gateway/gateway_tests/split/test_sessions.py::"
+        "test_s64_a_key_with_many_connections_keeps_others_from_none",
+        is_quick=False,
+    ),
+    Mutant(
         "position of a device's rows",
         "extras/gateway/splitup_gateway/split/sessions.py",
         "    if request.position != wanted:",
