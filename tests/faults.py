@@ -141,6 +141,7 @@ ROWS: Final = {
     "S62": "a client that signs nothing: its inputs are in its log alone",
     "S63": "a client that ends it for some executors, and goes on with others",
     "S64": "a key that takes all sessions or connections of a server of devices",
+    "S65": "words of strangers that control a terminal, or begin lines of a log",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

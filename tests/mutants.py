@@ -1035,6 +1035,20 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "words in a terminal",
+        "splitup/cli/console.py",
+        "yield Segment(printable_lines(segment.text), segment.style)",
+        "yield segment",
+        "tests/cli/test_console.py::test_s65_a_terminal_obeys_nobody_but_the_program",
+    ),
+    Mutant(
+        "lines of a log",
+        "splitup/cli/command.py",
+        "    handler.addFilter(OneLine())\n",
+        "",
+        "tests/cli/test_command.py::test_a_program_that_logs_prints_no_warning_beside_its_log",
+    ),
+    Mutant(
         "owner of a device's session",
         "extras/gateway/splitup_gateway/split/sessions.py",
         "            if known.owner != owner or known.model is not model:",
