@@ -142,6 +142,7 @@ ROWS: Final = {
     "S63": "a client that ends it for some executors, and goes on with others",
     "S64": "a key that takes all sessions or connections of a server of devices",
     "S65": "words of strangers that control a terminal, or begin lines of a log",
+    "S66": "a key that reads many pages of the explorer, or those of many models",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

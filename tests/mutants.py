@@ -1075,6 +1075,22 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "pages of the explorer by key",
+        "extras/gateway/splitup_gateway/explorer_routes.py",
+        "async with self._turns.hold(principal):",
+        'async with self._turns.hold(""):',
+        "extras/gateway/gateway_tests/explorer/test_explorer_routes.py::"
+        "test_s66_a_key_that_reads_many_pages_keeps_them_from_no_other",
+        is_quick=False,
+    ),
+    Mutant(
+        "manifests that a client keeps",
+        "splitup/client/models.py",
+        "while len(self._models) > tuning.MAX_CACHED_MANIFESTS:",
+        "while False:",
+        "tests/client/test_models.py::test_s66_a_connection_keeps_the_latest_manifests",
+    ),
+    Mutant(
         "position of a device's rows",
         "extras/gateway/splitup_gateway/split/sessions.py",
         "    if request.position != wanted:",

@@ -22,7 +22,7 @@ from splitup.client.leases import LeaseOptions, LeasePool
 from splitup.client.network import Network
 from splitup.client.text.generation import get_text_info
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
-from splitup.core.places import Places
+from splitup.core.places import Places, hold_place
 from splitup.messages.base import Message
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import ApiKey, get_principal
@@ -227,25 +227,19 @@ class SplitServer:
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         """Answer messages in the order they come, each in its own form, one at a time."""
-        principal, task = get_principal(await self._authorise(request)), asyncio.current_task()
-        assert task is not None
-        if (shed := self._connections.take(principal, task)) == (principal, task):
-            raise SplitError(
-                "too_many_connections", "too many devices are connected; try again", status=503
-            )
-        if shed is not None:
-            shed[1].cancel()  # the newest connection of the key that has the most
+        principal = get_principal(await self._authorise(request))
+        refusal = SplitError(
+            "too_many_connections", "too many devices are connected; try again", status=503
+        )
         socket = web.WebSocketResponse(
             protocols=(split.PROTOCOL,),
             max_msg_size=split.MAX_MESSAGE_BYTES,
             compress=False,  # hidden states are noise, and a small message could become a large one
             timeout=5.0,
         )
-        try:
+        with hold_place(self._connections, principal, refusal):
             await socket.prepare(request)
             await self._converse(socket, request)
-        finally:
-            self._connections.leave(principal, task)
         return socket
 
     async def _converse(self, socket: web.WebSocketResponse, request: web.Request) -> None:
