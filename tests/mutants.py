@@ -1068,8 +1068,8 @@ MUTANTS: Final = (
     Mutant(
         "connections of devices by key",
         "extras/gateway/splitup_gateway/split/server.py",
-        "self._connections.take(principal, task)) == (principal, task)",
-        'self._connections.take("", task)) == ("", task)',
+        "with hold_place(self._connections, principal, refusal):",
+        'with hold_place(self._connections, "", refusal):',
         "extras/gateway/gateway_tests/split/test_sessions.py::"
         "test_s64_a_key_with_many_connections_keeps_others_from_none",
         is_quick=False,
