@@ -143,6 +143,7 @@ ROWS: Final = {
     "S64": "a key that takes all sessions or connections of a server of devices",
     "S65": "words of strangers that control a terminal, or begin lines of a log",
     "S66": "a key that reads many pages of the explorer, or those of many models",
+    "S67": "a manifest of many ports and edges",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -1035,6 +1035,21 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "values of a manifest",
+        "splitup/graph/manifest_rules.py",
+        "decode_canonical(data, max_bytes=limits.MAX_MANIFEST_BYTES)",
+        "decode_canonical(data, max_bytes=limits.MAX_MANIFEST_BYTES, max_values=2**30)",
+        "tests/graph/test_manifest.py::test_s67_the_values_of_a_manifest_are_counted",
+    ),
+    Mutant(
+        "edges of a manifest",
+        "splitup/graph/manifest.py",
+        "        return self.readers.get((task, port), [])",
+        "        return Manifest.readers.func(self).get((task, port), [])",
+        "tests/protocol/execution/test_routes.py::"
+        "test_s67_a_models_edges_are_read_once_however_many_outputs_it_has",
+    ),
+    Mutant(
         "words in a terminal",
         "splitup/cli/console.py",
         "yield Segment(printable_lines(segment.text), segment.style)",
