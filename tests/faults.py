@@ -144,6 +144,7 @@ ROWS: Final = {
     "S65": "words of strangers that control a terminal, or begin lines of a log",
     "S66": "a key that reads many pages of the explorer, or those of many models",
     "S67": "a manifest of many ports and edges",
+    "S68": "outputs of a model whose names are paths",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -625,7 +625,7 @@ MUTANTS: Final = (
     Mutant(
         "both ends of an edge",
         f"{_SETTLEMENT}/edge_faults.py",
-        "elif said != read and not {source, task} & set(replaced):",
+        "elif said != read and replaced.isdisjoint((source, task)):",
         "elif False:",
         f"{_TESTS}/settlement/test_verdicts.py::test_inputs_that_nobody_has_earn_nothing_and_cost_no_stake[chain]",
         is_quick=False,
@@ -1048,6 +1048,13 @@ MUTANTS: Final = (
         "        return Manifest.readers.func(self).get((task, port), [])",
         "tests/protocol/execution/test_routes.py::"
         "test_s67_a_models_edges_are_read_once_however_many_outputs_it_has",
+    ),
+    Mutant(
+        "files of outputs",
+        "splitup/cli/commands/run.py",
+        ".replace('/', '%2F')",
+        "",
+        "tests/cli/test_run.py::test_s68_an_output_is_written_into_the_directory_that_was_given",
     ),
     Mutant(
         "words in a terminal",
