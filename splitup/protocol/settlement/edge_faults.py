@@ -40,6 +40,7 @@ def find_edge_faults(
     that a shut gate left unsent counts as zeros at the reader, so only the gate is compared.
     """
     found: dict[int, Outcome] = {}
+    replaced = set(replaced)
     for task, claim in claims.items():
         if claim is None:
             continue
@@ -58,7 +59,7 @@ def find_edge_faults(
             stored = ruling.inputs[place] if ruling is not None and ruling.inputs else said
             if stored != said:
                 found[source] = Outcome.WITHHELD
-            elif said != read and not {source, task} & set(replaced):
+            elif said != read and replaced.isdisjoint((source, task)):
                 found.setdefault(source, Outcome.CONTRADICTED)
                 found.setdefault(task, Outcome.CONTRADICTED)
     return found
