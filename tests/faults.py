@@ -140,7 +140,12 @@ ROWS: Final = {
     "S61": "a client that takes a task away, or makes it fail, before its last steps are stored",
     "S62": "a client that signs nothing: its inputs are in its log alone",
     "S63": "a client that ends it for some executors, and goes on with others",
-    "S64": "a client that replaces all nodes, and ends it for the next ones after fewer steps",
+    "S64": "a key that takes all sessions or connections of a server of devices",
+    "S65": "words of strangers that control a terminal, or begin lines of a log",
+    "S66": "a key that reads many pages of the explorer, or those of many models",
+    "S67": "a manifest of many ports and edges",
+    "S68": "outputs of a model whose names are paths",
+    "S69": "a client that replaces all nodes, and ends it for the next ones after fewer steps",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -330,7 +330,7 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/settlement_state.py",
         "next((n for n in finals if n >= self.collected.asked and len(finals) == 1), None)",
         "min(finals, default=None)",
-        f"{_TESTS}/settlement/test_unended.py::test_s64_a_client_that_replaces_all_pays_what_it_had_signed_for",
+        f"{_TESTS}/settlement/test_unended.py::test_s69_a_client_that_replaces_all_pays_what_it_had_signed_for",
         is_quick=False,
     ),
     Mutant(
@@ -625,7 +625,7 @@ MUTANTS: Final = (
     Mutant(
         "both ends of an edge",
         f"{_SETTLEMENT}/edge_faults.py",
-        "differs = said != read and not {source, task} & set(replaced)",
+        "differs = said != read and replaced.isdisjoint((source, task))",
         "differs = False",
         f"{_TESTS}/settlement/test_verdicts.py::test_inputs_that_nobody_has_earn_nothing_and_cost_no_stake[chain]",
         is_quick=False,
@@ -1042,12 +1042,82 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "values of a manifest",
+        "splitup/graph/manifest_rules.py",
+        "decode_canonical(data, max_bytes=limits.MAX_MANIFEST_BYTES)",
+        "decode_canonical(data, max_bytes=limits.MAX_MANIFEST_BYTES, max_values=2**30)",
+        "tests/graph/test_manifest.py::test_s67_the_values_of_a_manifest_are_counted",
+    ),
+    Mutant(
+        "edges of a manifest",
+        "splitup/graph/manifest.py",
+        "        return self.readers.get((task, port), [])",
+        "        return Manifest.readers.func(self).get((task, port), [])",
+        "tests/protocol/execution/test_routes.py::"
+        "test_s67_a_models_edges_are_read_once_however_many_outputs_it_has",
+    ),
+    Mutant(
+        "files of outputs",
+        "splitup/cli/commands/run.py",
+        ".replace('/', '%2F')",
+        "",
+        "tests/cli/test_run.py::test_s68_an_output_is_written_into_the_directory_that_was_given",
+    ),
+    Mutant(
+        "words in a terminal",
+        "splitup/cli/console.py",
+        "yield Segment(printable_lines(segment.text), segment.style)",
+        "yield segment",
+        "tests/cli/test_console.py::test_s65_a_terminal_obeys_nobody_but_the_program",
+    ),
+    Mutant(
+        "lines of a log",
+        "splitup/cli/command.py",
+        "    handler.addFilter(OneLine())\n",
+        "",
+        "tests/cli/test_command.py::test_a_program_that_logs_prints_no_warning_beside_its_log",
+    ),
+    Mutant(
         "owner of a device's session",
         "extras/gateway/splitup_gateway/split/sessions.py",
         "            if known.owner != owner or known.model is not model:",
         "            if False:",
         "extras/gateway/gateway_tests/split/test_sessions.py::test_a_session_belongs_to_its_key",
         is_quick=False,
+    ),
+    Mutant(
+        "sessions of devices by key",
+        "extras/gateway/splitup_gateway/split/sessions.py",
+        "if not found.is_idle.is_set() and most <= counts[owner]:",
+        "if not found.is_idle.is_set():",
+        "extras/gateway/gateway_tests/split/test_sessions.py::"
+        "test_s64_a_key_whose_sessions_all_compute_keeps_others_from_none",
+        is_quick=False,
+    ),
+    Mutant(
+        "connections of devices by key",
+        "extras/gateway/splitup_gateway/split/server.py",
+        "with hold_place(self._connections, principal, refusal):",
+        'with hold_place(self._connections, "", refusal):',
+        "extras/gateway/gateway_tests/split/test_sessions.py::"
+        "test_s64_a_key_with_many_connections_keeps_others_from_none",
+        is_quick=False,
+    ),
+    Mutant(
+        "pages of the explorer by key",
+        "extras/gateway/splitup_gateway/explorer_routes.py",
+        "async with self._turns.hold(principal):",
+        'async with self._turns.hold(""):',
+        "extras/gateway/gateway_tests/explorer/test_explorer_routes.py::"
+        "test_s66_a_key_that_reads_many_pages_keeps_them_from_no_other",
+        is_quick=False,
+    ),
+    Mutant(
+        "manifests that a client keeps",
+        "splitup/client/models.py",
+        "while len(self._models) > tuning.MAX_CACHED_MANIFESTS:",
+        "while False:",
+        "tests/client/test_models.py::test_s66_a_connection_keeps_the_latest_manifests",
     ),
     Mutant(
         "position of a device's rows",
@@ -1297,7 +1367,7 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/settlement_state.py",
         "n >= self.collected.asked and ",
         "",
-        f"{_TESTS}/settlement/test_unended.py::test_s64_a_client_that_replaces_all_pays_what_it_had_signed_for",
+        f"{_TESTS}/settlement/test_unended.py::test_s69_a_client_that_replaces_all_pays_what_it_had_signed_for",
         is_quick=False,
     ),
     Mutant(
@@ -1305,7 +1375,7 @@ MUTANTS: Final = (
         f"{_SETTLEMENT}/settlement_state.py",
         "now < self.collected.answer_until and self.list_replaced()",
         "False",
-        f"{_TESTS}/settlement/test_unended.py::test_s64_a_client_that_replaces_all_pays_what_it_had_signed_for",
+        f"{_TESTS}/settlement/test_unended.py::test_s69_a_client_that_replaces_all_pays_what_it_had_signed_for",
         is_quick=False,
     ),
     Mutant(
@@ -1313,14 +1383,14 @@ MUTANTS: Final = (
         "oracle/splitup_oracle/member/shell.py",
         "for signed in self.machine.list_replaced(node)]",
         "for signed in ()]",
-        "tests/oracle/member/test_heartbeat_answers.py::test_s64_a_node_that_was_replaced_hears_of_it_and_others_do_not",
+        "tests/oracle/member/test_heartbeat_answers.py::test_s69_a_node_that_was_replaced_hears_of_it_and_others_do_not",
     ),
     Mutant(
         "what a replaced node was asked",
         "node/splitup_node/execution/handovers.py",
         "            self._table.listener.on_replaced(execution, signed)\n",
         "            pass\n",
-        "tests/node/execution/test_takeover.py::test_s64_who_was_replaced_behind_its_back_hears_it_from_members",
+        "tests/node/execution/test_takeover.py::test_s69_who_was_replaced_behind_its_back_hears_it_from_members",
         is_quick=False,
     ),
     Mutant(

@@ -2,7 +2,7 @@
 import { html, type TemplateResult } from "lit";
 import { getKey, isRemembered, setKey } from "./api";
 import { ChatView } from "./chat";
-import { Part } from "./element";
+import { Part, View } from "./element";
 import "./explorer";
 
 const SECTIONS = [
@@ -96,6 +96,7 @@ class App extends Part {
           <input type="search" placeholder="Address, model or execution" aria-label="Search the network">
         </form>
       </header>
+      <health-view path="/health"></health-view>
       ${this.needsKey ? this.keyForm() : null}
       <main tabindex="-1" class=${section === "chat" ? "full" : ""}>${this.view()}</main>`;
   }
@@ -110,4 +111,14 @@ function readRoute(): string[] {
   }
 }
 
+/** A line above every section while texts would wait, or the server is gone. */
+class HealthView extends View<{ status: string }> {
+  override render(): TemplateResult | null {
+    const waits = "The network does not answer, or no live nodes serve a model: texts wait, and what is shown may be out of date.";
+    const words = this.error || (this.data?.status === "waiting" ? waits : "");
+    return words ? html`<p class="health" role="status">${words}</p>` : null;
+  }
+}
+
+customElements.define("health-view", HealthView);
 customElements.define("splitup-app", App);

@@ -16,6 +16,7 @@ export class View<T> extends Part {
   declare error: string;
   protected period = 5000; // milliseconds; 0: asked once
   private timer = 0;
+  private asOf = ""; // the time of the data
   private asking: AbortController | null = null;
 
   constructor() {
@@ -60,10 +61,12 @@ export class View<T> extends Part {
       const data = await get<T>(this.path, asking.signal);
       if (asking.signal.aborted) return;
       this.data = data;
+      this.asOf = new Date().toLocaleTimeString();
       this.error = "";
     } catch (error) {
       if (asking.signal.aborted) return;
       this.error = error instanceof ApiError ? error.message : String(error);
+      if (this.data) this.error += `; what is shown is of ${this.asOf}`;
       if (error instanceof ApiError && error.status === 401) {
         this.dispatchEvent(new CustomEvent("key-needed", { bubbles: true }));
       }

@@ -155,7 +155,7 @@ export class ModelView extends View<ModelDetails> {
   override render(): TemplateResult | null {
     const model = this.data;
     if (!model) return notice(this.error, true);
-    return html`
+    return html`${notice(this.error, false)}
       <h1>${model.name} ${model.is_retired ? html`<span class="badge bad">retired</span>` : null}</h1>
       <dl>
         <dt>Id</dt><dd class="mono">${model.id}</dd>
@@ -244,7 +244,7 @@ export class AccountView extends Pages<Account> {
     const found = this.data;
     if (!found) return notice(this.error, true);
     const node = found.node;
-    return html`
+    return html`${notice(this.error, false)}
       <h1>Account <span class="mono">${short(found.address)}</span></h1>
       <dl>
         <dt>Address</dt><dd class="mono">${found.address}</dd>
@@ -319,7 +319,7 @@ export class CommitteeView extends View<Committee> {
   override render(): TemplateResult | null {
     const found = this.data;
     if (!found) return notice(this.error, true);
-    return html`<h1>Committee</h1>
+    return html`${notice(this.error, false)}<h1>Committee</h1>
       <dl>
         <dt>Configuration</dt><dd>${found.configuration}</dd>
         <dt>Quorum</dt><dd>${found.quorum} of ${found.members.length} members</dd>

@@ -17,6 +17,7 @@ from splitup.cli.console import Output
 from splitup.core.errors import InvalidInput, SplitUpError
 from splitup.core.extras import find_extras
 from splitup.core.log_limit import WarningLimit
+from splitup.core.printable import OneLine
 
 if TYPE_CHECKING:
     from splitup.client.private.final_states import AdapterChoice
@@ -119,6 +120,7 @@ class _Warnings(logging.Handler):
     def __init__(self, output: Output) -> None:
         super().__init__(logging.WARNING)
         self.addFilter(WarningLimit())
+        self.addFilter(OneLine())
         self._output = output
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -128,9 +130,10 @@ class _Warnings(logging.Handler):
 def start_log(handler: logging.Handler, level: int) -> None:
     """Log to a handler from now on, for programs that run for long; print no warnings beside it.
 
-    Of equal warnings a few are logged.
+    Of equal warnings a few are logged, and each message is one line.
     """
     handler.addFilter(WarningLimit())
+    handler.addFilter(OneLine())
     logger = logging.getLogger("splitup")
     for printing in [one for one in logger.handlers if isinstance(one, _Warnings)]:
         logger.removeHandler(printing)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from splitup.core.printable import printable_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,6 +24,7 @@ EXIT_CODES: Final = (
 )
 _WIDEST: Final = 10_000  # characters of a table's line
 _ERASE_LINE: Final = "\r\x1b[2K"
+_JSON_CONTROLS: Final = re.compile("[\x7f-\x9f\ud800-\udfff]")  # that json.dumps leaves
 
 
 @dataclass(slots=True)
@@ -53,7 +58,8 @@ class Output:
         if not self.log.is_terminal:
             self.say(text)
         else:
-            self.log.file.write(_ERASE_LINE + text[: self.log.width - 1])
+            shown = printable_lines(text[: self.log.width - 1])
+            self.log.file.write(_ERASE_LINE + shown)
             self.log.file.flush()
         self._progress = text
 
@@ -63,10 +69,10 @@ class Output:
             self.update(text)
 
     def write_text(self, text: str) -> None:
-        """Write a piece of streamed text to stdout."""
+        """Write a piece of streamed text to stdout, as it is unless a terminal would obey it."""
         if text:
             self._clear()
-            sys.stdout.write(text)
+            sys.stdout.write(printable_lines(text) if self.out.is_terminal else text)
             sys.stdout.flush()
             self.is_text_open = not text.endswith("\n")
 
@@ -79,7 +85,9 @@ class Output:
     def print_json(self, value: dict[str, Any]) -> None:
         """Write the one JSON object of a command."""
         self._clear()
-        sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+        text = json.dumps(value, ensure_ascii=False)
+        text = _JSON_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+        sys.stdout.write(text + "\n")
 
     def give(self, value: dict[str, Any], show: Callable[[], None]) -> None:
         """Write a command's result: as one JSON object if that is wanted, else by ``show``."""
@@ -101,9 +109,22 @@ def print_table(console: Console, table: Table) -> None:
     console.print(table, soft_wrap=True)
 
 
+class _PlainConsole(Console):
+    """A console whose terminal obeys Rich alone, and nothing in the texts that it prints."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(printable_lines(segment.text), segment.style)
+
+
 def _open_console(*, stderr: bool = False) -> Console:
     """Open a console that prints text as it is: "[b]" is no markup, and ":ab:" no emoji."""
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    return _PlainConsole(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def ask_passphrase(whose: str) -> str:
@@ -140,8 +161,3 @@ def add_version_option(app: typer.Typer, program: str) -> None:
     @app.callback()
     def read_common_options(version: bool = option) -> None:
         """Take the options that stand before a command."""
-
-
-def printable(text: str) -> str:
-    """Return a stranger's text without characters that could control the terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

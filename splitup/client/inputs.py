@@ -7,15 +7,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from splitup.client.outcome import Array
 from splitup.core import limits
 from splitup.core.codec import encode_canonical
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import TensorSpec, check_array, check_inputs
+
+if TYPE_CHECKING:  # it brings the committee's certificates, which compiling a model does without
+    from splitup.client.outcome import Array
 
 MICRO: Final = 1_000_000
 BPS: Final = 10_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from splitup.client.private.private_tasks import ClientPrograms
 from splitup.client.text.generation import get_text_info
 from splitup.client.text.grammar import Grammars
 from splitup.client.text.tokenizer import ModelTokenizer
+from splitup.core import tuning
 from splitup.core.errors import ChainRejected, InvalidInput, Refused
 from splitup.graph.manifest import Manifest, get_blob_key
 from splitup.graph.manifest_rules import load_manifest
@@ -35,7 +37,7 @@ class Model:
 
 
 class Models:
-    """The models that one connection has asked for, each fetched once."""
+    """The models that one connection has asked for lately, each fetched once."""
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class Models:
         self._recorded = RecordedModels(chain)
         self._http = http
         self._cache_directory = cache_directory
-        self._models: dict[str, Model] = {}
+        self._models: OrderedDict[str, Model] = OrderedDict()  # latest last
         self._tokenizers: dict[str, ModelTokenizer] = {}  # by digest
         self._grammars: dict[str, Grammars] = {}  # by model id
         self._programs: dict[str, ClientPrograms] = {}  # by model id
@@ -71,6 +73,9 @@ class Models:
             manifest = await asyncio.to_thread(load_manifest, data)
             await self._recorded.check(manifest)
             self._models[model] = Model(model, model_id, manifest)
+            while len(self._models) > tuning.MAX_CACHED_MANIFESTS:
+                self._models.popitem(last=False)
+        self._models.move_to_end(model)
         return self._models[model]
 
     async def fetch_tokenizer(self, model: Model) -> ModelTokenizer:

@@ -82,7 +82,9 @@ JSON_GROWTH: Final = 14
 # take 13, random ones 17, a tokenizer that lists pairs 13. What takes 22 by this count takes 20.
 DENSE_GROWTH: Final = 22
 JSON_FREE_BYTES: Final = 64 * KIB  # of a text so short that it does not matter
-MAX_JSON_VALUES: Final = 2**18  # of a message; a plan of 1,024 tasks with 8 nodes each has 50,000
+# Of a message or a manifest: a plan of 1,024 tasks with 8 nodes each has 50,000, the manifest of so
+# many tasks in a row 33,000
+MAX_JSON_VALUES: Final = 2**18
 MAX_DOCUMENT_VALUES: Final = 2**22  # of a file, or of the 64 MiB of a snapshot; seconds to parse
 MAX_GRAPH_BYTES: Final = 4 * MIB  # 80 uncut Llama blocks are 1.5 MB; more would parse for seconds
 MAX_GRAPH_NODES: Final = 65_536  # of a task; 80 Llama blocks have ≈ 15,000; every pass is linear

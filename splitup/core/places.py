@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
+from collections.abc import AsyncIterator, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Generic, TypeVar
 
 H = TypeVar("H", bound=Hashable)
 
@@ -50,20 +50,37 @@ class Places(Generic[H]):
                 del self._groups[group]
 
 
+@contextmanager
+def hold_place(places: Places[asyncio.Task[Any]], group: str, refusal: Exception) -> Iterator[None]:
+    """Hold a place for the current task; raise ``refusal``, or cancel another group's task."""
+    task = asyncio.current_task()
+    assert task is not None
+    shed = places.take(group, task)
+    if shed == (group, task):
+        raise refusal
+    if shed is not None:
+        shed[1].cancel()
+    try:
+        yield
+    finally:
+        places.leave(group, task)
+
+
 class FairLock:
     """A lock that goes round by group; within a group, first come is first served.
 
-    Whoever waits, waits for one holder of each other group at most, however many a group sends.
+    Up to ``count`` hold it at once. Whoever waits, waits for one holder of each other group at
+    most, however many a group sends.
     """
 
-    def __init__(self) -> None:
-        self._is_held = False
+    def __init__(self, count: int = 1) -> None:
+        self._free = count
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager
     async def hold(self, group: str) -> AsyncIterator[None]:
         """Hold the lock for a block."""
-        if self._is_held:
+        if not self._free:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(group, deque()).append(turn)
             try:
@@ -72,7 +89,8 @@ class FairLock:
                 if turn.done() and not turn.cancelled():
                     self._pass_on()  # the turn had come
                 raise
-        self._is_held = True
+        else:
+            self._free -= 1
         try:
             yield
         finally:
@@ -88,4 +106,4 @@ class FairLock:
             if not turn.done():
                 turn.set_result(None)  # held on, until it runs
                 return
-        self._is_held = False
+        self._free += 1

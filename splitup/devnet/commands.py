@@ -63,10 +63,14 @@ class NetworkStatus:
 def up(options: DevnetOptions, say: Callable[[str], None], update: Callable[[str], None]) -> None:
     """Run a network in the foreground until Ctrl-C or ``splitup down``.
 
-    ``update`` gets lines of progress, of which each replaces the one before.
+    ``update`` gets lines of progress, of which each replaces the one before. Raises
+    KeyboardInterrupt when it was stopped before it was ready.
     """
+    is_up = False
 
     def greet(health: NetworkHealth) -> None:
+        nonlocal is_up
+        is_up = True
         say(f"ready: {health.describe()}")
         say(
             f"the network runs in {options.directory}; stop it with Ctrl-C, or in another terminal "
@@ -74,6 +78,8 @@ def up(options: DevnetOptions, say: Callable[[str], None], update: Callable[[str
         )
 
     asyncio.run(run_devnet(options, say, greet, report_progress=update, restart=True))
+    if not is_up:
+        raise KeyboardInterrupt
 
 
 def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:

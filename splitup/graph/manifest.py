@@ -291,9 +291,10 @@ class Manifest(Record):
         return "0x" + compute_digest(self.to_bytes())
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, which has an id of its own."""
+        """Return a copy, which has an id and edges of its own."""
         copied = super().model_copy(update=update, deep=deep)
-        copied.__dict__.pop("model_id", None)
+        for name in ("model_id", "readers", "neighbours"):
+            copied.__dict__.pop(name, None)
         return copied
 
     def to_bytes(self) -> bytes:
@@ -304,13 +305,26 @@ class Manifest(Record):
         """Return the distinct (from, to) pairs of tasks, sorted."""
         return sorted({(source.task, index) for source, index, _ in self._reads()})
 
+    @cached_property
+    def neighbours(self) -> dict[int, set[int]]:
+        """The tasks that each task reads from, or that read from it."""
+        found: dict[int, set[int]] = {}
+        for source, target in self.edges():
+            found.setdefault(source, set()).add(target)
+            found.setdefault(target, set()).add(source)
+        return found
+
     def consumers(self, task: int, port: int) -> list[tuple[int, int]]:
         """Return (task, position among its inputs) of everything that reads this output."""
-        return [
-            (index, position)
-            for source, index, position in self._reads()
-            if (source.task, source.port) == (task, port)
-        ]
+        return self.readers.get((task, port), [])
+
+    @cached_property
+    def readers(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """What ``consumers`` returns for each output that is read."""
+        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for source, index, position in self._reads():
+            found.setdefault((source.task, source.port), []).append((index, position))
+        return found
 
     @property
     def price_nano_usdc(self) -> int:

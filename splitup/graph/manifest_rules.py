@@ -50,9 +50,7 @@ def check_refused(model_id: str) -> None:
 
 def _parse(data: bytes) -> Manifest:
     try:
-        value = decode_canonical(
-            data, max_bytes=limits.MAX_MANIFEST_BYTES, max_values=limits.MAX_DOCUMENT_VALUES
-        )
+        value = decode_canonical(data, max_bytes=limits.MAX_MANIFEST_BYTES)
         manifest = Manifest.read(value)
     except InvalidInput as error:
         raise InvalidModel(f"the manifest is invalid: {error}") from None

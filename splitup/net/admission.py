@@ -30,7 +30,7 @@ from aiohttp import web
 
 from splitup.core import tuning
 from splitup.core.errors import Unavailable
-from splitup.core.places import Places
+from splitup.core.places import Places, hold_place
 from splitup.core.throughput import Allowance
 
 
@@ -188,17 +188,9 @@ class Admission:
     @contextlib.contextmanager
     def hold(self, request: web.Request, places: Places[asyncio.Task[Any]]) -> Iterator[None]:
         """Hold a place by address for a block; raise Unavailable, or cancel another's request."""
-        group, task = self.get_group(request), asyncio.current_task()
-        assert task is not None
-        shed = places.take(group, task)
-        if shed == (group, task):
-            raise Unavailable("too many requests are being served; try again in a minute")
-        if shed is not None:
-            shed[1].cancel()
-        try:
+        refusal = Unavailable("too many requests are being served; try again in a minute")
+        with hold_place(places, self.get_group(request), refusal):
             yield
-        finally:
-            places.leave(group, task)
 
     def get_group(self, request: web.Request) -> str:
         """Return the address that a request is counted for."""

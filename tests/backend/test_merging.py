@@ -36,7 +36,7 @@ from tests.fuzz.legal_graphs import draw_inputs, draw_rows, make_case
 from tests.graph.graphs import Builder
 
 WIDTH = 4
-GRAPHS = 40  # random ones
+GRAPHS = 20  # random ones
 Draw = Callable[[int], tuple[dict[str, int], list[bytes]]]
 Build = Callable[[Builder, int], int]
 pytestmark = pytest.mark.skipif(

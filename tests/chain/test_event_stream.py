@@ -287,7 +287,13 @@ WORDS = (  # of Alchemy, Infura, QuickNode, Ankr and Chainstack
 )
 
 
-@pytest.mark.parametrize(("most", "words"), list(zip((1, 5, 10, 60, 125), WORDS, strict=True)))
+SPANS = list(zip((1, 5, 10, 60, 125), WORDS, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("most", "words"),
+    [*(pytest.param(*span, marks=pytest.mark.long) for span in SPANS[1:]), SPANS[0]],
+)
 async def test_ranges_shrink_to_what_an_endpoint_answers(
     network: Network, lagging: LaggingRpc, most: int, words: str
 ) -> None:

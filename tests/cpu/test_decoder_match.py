@@ -19,6 +19,7 @@ from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.cpu.native_kernels import decode_kernel, encode_kernel, is_supported
 from splitup.graph.rules import CheckedGraph, check_graph
+from tests.parameters import some_of
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="needs x86-64 with AVX2, FMA and F16C")
 GOLDEN = Path(__file__).parents[1] / "deploy" / "golden" / "gguf_blocks.npz"
@@ -67,7 +68,10 @@ def device() -> None:
     select_device()
 
 
-@pytest.mark.parametrize("encoding", FAST)
+SOME = ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "I4_F16", "U8_BF16")
+
+
+@pytest.mark.parametrize("encoding", some_of(FAST, *SOME))
 def test_every_number_is_the_one_that_the_graph_says(encoding: str) -> None:
     """A row of x that is 1 at one place gives the weights there, without any rounding."""
     stored = draw_blocks(encoding, N, 3)
@@ -84,7 +88,7 @@ def test_every_number_is_the_one_that_the_graph_says(encoding: str) -> None:
         assert alone.tobytes() == many[row : row + 1].tobytes()
 
 
-@pytest.mark.parametrize("encoding", list_encodings())
+@pytest.mark.parametrize("encoding", some_of(list_encodings(), *SOME, "MXFP4"))
 def test_the_list_of_slow_formats_is_true(encoding: str) -> None:
     graph, _ = make_graph(encoding, draw_blocks(encoding, N, 3), 3)
     schedule = compile_graph(graph, "CPU")

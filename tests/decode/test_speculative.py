@@ -225,8 +225,15 @@ def test_tokens_are_those_of_sequential_decoding(
             check_path(step, before)
 
 
-@pytest.mark.parametrize("make", [Imitation, BlockImitation])
-@pytest.mark.parametrize(("temperature", "least"), [(0.0, 3.0), (0.8, 2.0)])
+@pytest.mark.parametrize(
+    ("make", "temperature", "least"),
+    [
+        (Imitation, 0.0, 3.0),
+        pytest.param(Imitation, 0.8, 2.0, marks=pytest.mark.long),
+        pytest.param(BlockImitation, 0.0, 3.0, marks=pytest.mark.long),
+        (BlockImitation, 0.8, 2.0),
+    ],
+)
 def test_good_drafts_take_fewer_round_trips(
     make: type[Imitation], temperature: float, least: float
 ) -> None:
@@ -245,6 +252,7 @@ def test_steps_ahead_need_a_model_that_goes_back_by_two_chunks() -> None:
         assert decoder._may_go_back == is_ahead
 
 
+@pytest.mark.long  # in small: above and below, by the text and its time
 def test_a_step_ahead_continues_one_place_only() -> None:
     """Three steps in flight, many branches: a node must not lose the nodes between."""
     for seed in range(6):

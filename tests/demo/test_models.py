@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tomllib
 import zipfile
 from pathlib import Path
@@ -88,6 +89,22 @@ def test_the_example_is_written_once(tmp_path: Path) -> None:
     assert (path / "config.json").read_text() == "changed"
     with pytest.raises(ConfigurationError, match="cannot write"):
         write_example(path / "config.json" / MODEL)
+
+
+def test_a_copy_that_failed_is_one_sentence_and_no_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path, target: Path, **_options: bool) -> None:
+        target.mkdir()
+        (target / "config.json").touch()
+        names = ("config.json", "model.safetensors")
+        raise shutil.Error([(name, str(target / name), "the disk is full") for name in names])
+
+    monkeypatch.setattr(shutil, "copytree", fail)
+    path = tmp_path / "example"
+    with pytest.raises(ConfigurationError, match=f"^cannot write {path}: the disk is full$"):
+        write_example(path)
+    assert not path.exists()
 
 
 def test_an_installed_package_without_the_example_says_what_mends_it(

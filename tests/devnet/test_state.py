@@ -7,11 +7,15 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from splitup.cli.verbs import app as user_app
 from splitup.core.errors import ConfigurationError, Unavailable
 from splitup.core.file_locks import find_holder
+from splitup.devnet import commands
 from splitup.devnet.commands import up_detached
 from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.ports import find_free_ports, hold_port, is_port_free
@@ -112,6 +116,17 @@ def test_a_detached_start_says_why_it_failed(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", state.chain_port)):
         with pytest.raises(ConfigurationError, match=rf"^port {state.chain_port}, which .* --dir"):
             up_detached(DevnetOptions(tmp_path), print)
+
+
+def test_a_network_that_is_stopped_while_it_starts_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stop_early(*_: Any, **_options: Any) -> None:
+        return
+
+    monkeypatch.setattr(commands, "run_devnet", stop_early)
+    result = CliRunner().invoke(user_app, ["up", "--dir", str(tmp_path)])
+    assert (result.exit_code, result.stderr) == (130, "stopped before the network was ready\n")
 
 
 def test_damaged_state_is_refused(tmp_path: Path) -> None:

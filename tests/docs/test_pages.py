@@ -20,8 +20,9 @@ from splitup.cli.verbs import app as user_app
 from splitup.core import limits, tuning
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+DOCS: Final = ROOT / "docs"
 REPORTS: Final = ROOT / "bench/reports"  # what commands measured
-PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *REPORTS.glob("*.md")])
+PAGES: Final = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *REPORTS.glob("*.md")])
 GUIDES: Final = [page for page in PAGES if page.parent.name != "adr"]  # decisions are history
 PROSE_COLUMNS: Final = 120
 README_LINES: Final = 100
@@ -52,6 +53,7 @@ HEADING: Final = re.compile(r"^#{1,6} +(.+?) *#*$")
 PATH: Final = re.compile(rf"^(?:{FOLDERS}|{'|'.join(PACKAGES)})(?:/[\w.,{{}}-]+)+/?$")
 MODULE: Final = re.compile(rf"^({'|'.join(PACKAGES)})((?:\.\w+)+)$")
 NAMED_PAGE: Final = re.compile(r"(?<![\w/])(?:docs|bench/reports)/[\w/-]+\.(?:md|svg)")
+NAVIGATED: Final = re.compile(r"^ +- [^:]+: (\S+\.md|\S+/)$", re.MULTILINE)  # of mkdocs.yml
 BRACES: Final = re.compile(r"\{([^{}]*)\}")
 DECISION: Final = re.compile(r"\bADR[ \n]+(\d+)(?:, (\d+))*\b")
 CONSTANT: Final = re.compile(r"`(limits|tuning)\.([A-Z]\w+)`")
@@ -124,8 +126,16 @@ def test_links_and_anchors_lead_somewhere(page: Path) -> None:
             name, _, anchor = target.partition("#")
             linked = (page.parent / name).resolve() if name else page
             assert linked.exists(), f"line {number}: there is no {target}"
+            if page.is_relative_to(DOCS):  # `make docs` fails on other links
+                assert linked.is_relative_to(DOCS), f"line {number}: the site has no {target}"
             if anchor:
                 assert anchor in get_anchors(linked), f"line {number}: no heading for {target}"
+
+
+def test_the_site_has_every_page_and_no_other() -> None:
+    named = NAVIGATED.findall((ROOT / "mkdocs.yml").read_text("utf-8"))
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert set(named) == {page for page in pages if not page.startswith("adr/0")}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_page)

@@ -294,6 +294,7 @@ def run_deploy(*arguments: str) -> list[str]:
     return [line.rstrip() for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long  # in small: the registration, below
 def test_a_preview_is_shown_as_it_is_printed() -> None:
     configuration = "tests/deploy/configs/llama-70b.json"
     shown = read_sample(PUBLISH, f"splitup-deploy inspect {EXAMPLE.relative_to(ROOT)}")

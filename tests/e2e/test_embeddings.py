@@ -24,6 +24,8 @@ from tests.deploy.encoders import CASES, save_encoder
 from tests.e2e.conftest import MODEL, Network
 from tests.e2e.test_serve import run_keys, run_server
 
+pytestmark = pytest.mark.long  # in small: serve/apis/test_encoding.py, test_dialects.py
+
 CHUNK = 40
 EMBEDDER, RANKER = "tiny-bert", "tiny-ranker"
 TEXTS = ["w4 w5 w6", "w7", "w39 w4 " * 12, "w8 w9"]

@@ -21,6 +21,8 @@ from tests.e2e.conftest import Network, wait_for
 from tests.e2e.test_failover import generate
 from tests.texts import Text
 
+pytestmark = pytest.mark.long  # in small: tests/oracle/gateway
+
 
 @pytest.fixture(scope="module")
 def undisturbed(network: Network) -> Text:
@@ -32,7 +34,6 @@ def session(undisturbed: Text) -> Session:
     return undisturbed.session
 
 
-@pytest.mark.long  # in small: tests/oracle/gateway/test_several_gateways.py
 def test_a_gateway_killed_in_mid_execution_costs_nothing(
     network: Network, undisturbed: Text
 ) -> None:

@@ -123,6 +123,7 @@ async def check_distribution(net: SplitUp, result: Result, receipt: Receipt) -> 
     assert sum(day.paid for day in days) >= amount
 
 
+@pytest.mark.long  # in small: market/test_signed_request.py
 async def test_a_frozen_balance_starts_executions_without_waiting_for_a_block(
     network: Network,
 ) -> None:
@@ -331,6 +332,7 @@ async def test_s01_a_copy_registered_at_another_price_is_not_computed(
         assert "Refunded" in names and "PlanAccepted" not in names
 
 
+@pytest.mark.long  # in small: it mints test money; test_app.py of cli
 async def test_whoever_brings_a_node_is_given_what_it_stakes(network: Network) -> None:
     account = generate_identity().address
     command = [find_program("splitup"), "fund", account, "--usdc", "1800", "--dir"]

@@ -26,6 +26,8 @@ from tests.e2e.recorder import Recorder, run_recorder
 from tests.e2e.test_serve import run_server
 from tests.page_build import find_browser
 
+pytestmark = pytest.mark.long  # in small: gateway_tests/split and /page, without a network
+
 ADAPTER = EXAMPLE.parent / "packages-4m-python-docs"
 QUESTION = "Return the"
 PROMPT = "zebra7719 library for quartz"
@@ -154,7 +156,6 @@ def test_the_tokens_are_those_of_the_uncut_model(page: Page, private: Network) -
     expect(page.locator("#cost")).not_to_have_text("0 USDC")
 
 
-@pytest.mark.long  # in small: gateway_tests/page/test_program.py computes it in the page's code
 def test_without_a_block_on_the_device_they_are_the_same(page_0: Page, private: Network) -> None:
     page_0.locator("select").first.select_option(PRIVATE_0)
     load(page_0)
@@ -164,7 +165,6 @@ def test_without_a_block_on_the_device_they_are_the_same(page_0: Page, private: 
     assert ask(page_0, PROMPT, TOKENS, temperature=0).strip() == text.strip()
 
 
-@pytest.mark.long  # in small: private_tests/adapters/test_browser.py, with a host and no network
 def test_an_adapter_is_applied_under_encryption_or_not_at_all(
     page_0: Page, private: Network, recorder_0: Recorder, adapter_link: Recorder
 ) -> None:
@@ -211,7 +211,6 @@ def test_an_adapter_is_applied_under_encryption_or_not_at_all(
     assert answer.locator(".text").inner_text() == ""
 
 
-@pytest.mark.long  # in small: gateway_tests/split/test_client.py, where the server forgets
 def test_an_evicted_session_is_fed_again(page: Page, recorder: Recorder) -> None:
     wanted = ask(page, PROMPT, 4, temperature=0)
     start = len(recorder.list_frames())
@@ -282,7 +281,6 @@ def test_nothing_that_leaves_the_browser_holds_text_or_tokens(
     assert not any(head.startswith(b"POST") or b"cookie" in head for head in recorder.list_heads())
 
 
-@pytest.mark.long  # in small: gateway_tests/split
 def test_without_websockets_the_page_uses_http(
     context: BrowserContext, page: Page, recorder: Recorder
 ) -> None:

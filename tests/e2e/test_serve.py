@@ -287,8 +287,8 @@ async def test_a_client_that_leaves_ends_its_text_and_its_bill(
     """The server that stops pays what was computed, and gets the rest back."""
     database = f"sqlite:///{tmp_path / 'keys.sqlite'}"
     secret = str(run_keys(database, "new", "ann", "--budget", "1")["key"])
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 100, "stream": True}
-    flags = ("--leases", "1", "--lease-steps", "150", "--keys", database)
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "stream": True}
+    flags = ("--leases", "1", "--lease-steps", "60", "--keys", database)
     with run_server(network, *flags) as url:
         headers = {"Authorization": f"Bearer {secret}"}
         async with aiohttp.ClientSession(headers=headers) as http:
@@ -297,8 +297,8 @@ async def test_a_client_that_leaves_ends_its_text_and_its_bill(
                     if line.startswith(b"data:") and json.loads(line[5:])["choices"][0]["text"]:
                         break
             costs = []
-            # another 100 steps fit into the same lease only when most of the first were not run
-            for count in (1, 100):
+            # another 40 steps fit into the same lease only when most of the first were not run
+            for count in (1, 40):
                 whole = {**body, "max_tokens": count, "stream": False}
                 async with http.post(f"{url}/completions", json=whole) as reply:
                     costs.append((await reply.json())["usage"]["splitup"])

@@ -139,6 +139,7 @@ def test_a_model_calls_a_tool_and_gets_its_result(client: openai.OpenAI) -> None
     assert final.finish_reason == "tool_calls"
 
 
+@pytest.mark.long  # in small: above, by another front door
 def test_a_response_calls_a_tool_and_gets_its_result(client: openai.OpenAI) -> None:
     tools = [{"type": "function", **PAINT}]
     options: dict[str, Any] = {"model": MODEL, "tools": tools, "max_output_tokens": 90}
@@ -184,6 +185,7 @@ def test_langchain_calls_tools_and_parses(url: str) -> None:
         assert isinstance(found, Package)
 
 
+@pytest.mark.long  # in small: gateway_tests/serve/apis/test_messages.py has one
 def test_the_package_for_node_runs_unchanged(url: str) -> None:
     assert (NPM / "node_modules" / "openai").is_dir(), f"run: cd {NPM} && npm ci --ignore-scripts"
     node = shutil.which("node")
@@ -263,6 +265,7 @@ async def test_bad_formats_and_tools_cost_nothing(
                 assert "x-splitup-execution" not in reply.headers
 
 
+@pytest.mark.long  # in small: tests/fuzz/test_costs.py
 async def test_a_hostile_schema_delays_nobody(client: openai.OpenAI, url: str) -> None:
     """Its bounds are in the confined process; texts of others go on meanwhile."""
     pattern = r"^(\w{1,500}|\d{3,700}){1,300}a{500}$"
@@ -290,6 +293,7 @@ async def test_a_hostile_schema_delays_nobody(client: openai.OpenAI, url: str) -
     assert set(statuses) <= {200, 400} and set(reasons) == {"stop"}
 
 
+@pytest.mark.long  # in small: gateway_tests/serve/apis/test_ollama.py
 def test_the_client_of_ollama_runs_unchanged(client: openai.OpenAI, url: str) -> None:
     host = ollama.Client(host=url.removesuffix("/v1"))
     with contextlib.closing(host._client):

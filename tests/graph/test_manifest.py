@@ -13,13 +13,14 @@ from splitup.core.codec import encode_canonical
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.graph.manifest import (
     Manifest,
+    Port,
     get_blob_key,
     get_manifest_key,
     get_task_key,
     get_weights_key,
 )
 from splitup.graph.manifest_rules import load_manifest
-from tests.builders import HANG_S
+from tests.builders import HANG_S, make_chain_manifest
 
 X = {"name": "x", "dtype": "float32", "shape": [1, 4], "rows": ""}
 Y = {"name": "y", "dtype": "float32", "shape": [1, 8], "rows": ""}
@@ -328,3 +329,17 @@ def test_s20_a_refused_manifest_is_not_read_again(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("splitup.graph.manifest_rules.decode_canonical", None)
     with pytest.raises(InvalidModel, match="Field required"):
         load_manifest(data)
+
+
+def test_s67_the_values_of_a_manifest_are_counted() -> None:
+    """Reading many ports would hold up the event loop, also from a thread."""
+    [task] = make_chain_manifest(1).tasks
+    outputs = tuple(Port(name=str(place), dtype="int8", shape=()) for place in range(240))
+    tasks = tuple(
+        task.model_copy(update={"task_id": f"{place:064x}", "outputs": outputs})
+        for place in range(240)
+    )
+    many = make_chain_manifest(1).model_copy(update={"tasks": tasks}).to_bytes()
+    assert len(many) < limits.MAX_MANIFEST_BYTES
+    with pytest.raises(InvalidModel, match="values; the limit is"):
+        load_manifest(many)

@@ -58,12 +58,19 @@ def command(options: InspectOptions, *, output: JsonOutput) -> None:
     weights, the id is the one that 'register' gives with the same flags.
     """
     from splitup.core import event_loop
+    from splitup.core.errors import ConfigurationError, Unavailable
 
     if ":" in options.model or Path(options.model).exists():
         profile, is_complete = _compile(options, output)
         _show(options, output, profile, None, is_complete)
     else:
-        profile, name = event_loop.run(_fetch(options))
+        try:
+            profile, name = event_loop.run(_fetch(options))
+        except (ConfigurationError, Unavailable) as error:
+            raise type(error)(
+                f"{options.model!r:.80} is no file or directory here, and cannot be looked up: "
+                f"{error}"
+            ) from None
         _show(options, output, profile, name, True)
 
 
@@ -90,19 +97,12 @@ def _compile(options: InspectOptions, output: Output) -> tuple[Profile, bool]:
 async def _fetch(options: InspectOptions) -> tuple[Profile, str]:
     """Return the profile of a registered model, and the name it was registered under."""
     from splitup.chain.registered_models import find_model
-    from splitup.core.errors import ConfigurationError, InvalidInput
+    from splitup.core.errors import InvalidInput
     from splitup.graph.manifest_rules import load_manifest
     from splitup_deploy.cutting.build import parse_sizes
     from splitup_deploy.showing.profile import compute_profile
 
-    try:
-        network = options.network.load()
-    except ConfigurationError as error:
-        raise ConfigurationError(
-            f"{options.model!r:.80} is no file or directory here, and cannot be looked up: {error}"
-        ) from None
-
-    async with open_network(network) as (chain, client):
+    async with open_network(options.network.load()) as (chain, client):
         try:
             found = await find_model(chain, options.model)
         except InvalidInput as error:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from splitup.cli.console import printable
 from splitup.client.inputs import format_bytes
+from splitup.core.printable import printable
 from splitup.graph.manifest import (
     ClientTask,
     InputSource,

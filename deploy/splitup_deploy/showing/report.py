@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from splitup.cli.console import printable
 from splitup.client.inputs import format_bytes, format_price, format_scaled, format_usdc
 from splitup.client.private.privacy import describe_privacy
+from splitup.core.printable import printable
 from splitup.graph.manifest import ClientPart, ClientTask, Port, Task, TaskSource
 from splitup_deploy.cutting.advice import count_crossing_bytes
 from splitup_deploy.showing.profile import Profile

@@ -13,6 +13,7 @@ from aiohttp import web
 from splitup.client.inputs import check_execution_id
 from splitup.client.network import Network
 from splitup.core.errors import Throttled
+from splitup.core.places import FairLock, Places, hold_place
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import get_principal
 from splitup_gateway.errors import ApiError
@@ -26,17 +27,17 @@ MOST_WAITING: Final = 64
 _PLACE: Final = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})")
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]{40}")
 _MODEL_ID: Final = re.compile(r"0x[0-9a-f]{64}")
-_PRINCIPAL: Final = "principal"
+_PRINCIPAL: Final = web.RequestKey("principal", str)
 _View = Callable[[web.Request], Awaitable[dict[str, Any]]]
 
 
 class ExplorerRoutes:
-    """The routes over one explorer. Keys are needed where the server needs them."""
+    """The routes over one explorer. Keys are needed where the server needs them, and take turns."""
 
     def __init__(self, explorer: Explorer) -> None:
         self._explorer = explorer
-        self._gate = asyncio.Semaphore(MOST_AT_ONCE)
-        self._waiting = 0
+        self._places: Places[asyncio.Task[Any]] = Places(MOST_WAITING)
+        self._turns = FairLock(MOST_AT_ONCE)
 
     def add_to(self, app: web.Application, timelines: Timelines, access: Access) -> None:
         """Register the routes."""
@@ -73,15 +74,12 @@ class ExplorerRoutes:
         self, view: _View, access: Access
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
-            request[_PRINCIPAL] = get_principal(await access.let_in(request, is_counted=False))
-            if self._waiting >= MOST_WAITING:
-                raise Throttled("too many pages are being read; try again in a few seconds")
-            self._waiting += 1
-            try:
-                async with self._gate:
+            principal = get_principal(await access.let_in(request, is_counted=False))
+            request[_PRINCIPAL] = principal
+            refusal = Throttled("too many pages are being read; try again in a few seconds")
+            with hold_place(self._places, principal, refusal):
+                async with self._turns.hold(principal):
                     found = await view(request)
-            finally:
-                self._waiting -= 1
             return web.json_response(found, headers={"Cache-Control": "no-store"})
 
         return handle

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from splitup.core.errors import ConfigurationError, InvalidInput, Refused, SplitUpError, Throttled
-from splitup.core.places import Places
+from splitup.core.places import Places, hold_place
 from splitup.net.admission import get_group
 from splitup.net.endpoints import is_loopback
 
@@ -225,18 +225,11 @@ def _hold_place(peer: str, places: Places[asyncio.Task[Any]]) -> Iterator[None]:
     ``peer`` is gRPC's "ipv4:1.2.3.4:5", or "ipv6:%5B::1%5D:5".
     """
     host = peer.partition(":")[2].rpartition(":")[0]
-    group, task = get_group(host.removeprefix("%5B").removesuffix("%5D")), asyncio.current_task()
-    assert task is not None
+    group = get_group(host.removeprefix("%5B").removesuffix("%5D"))
     _caller.set(group)
-    shed = places.take(group, task)
-    if shed == (group, task):
-        raise Throttled(f"all {_MAX_CALLS} calls that this worker answers at once are under way")
-    if shed is not None:
-        shed[1].cancel()
-    try:
+    refusal = Throttled(f"all {_MAX_CALLS} calls that this worker answers at once are under way")
+    with hold_place(places, group, refusal):
         yield
-    finally:
-        places.leave(group, task)
 
 
 def open_channel(address: str, tls: Tls) -> grpc.aio.Channel:

@@ -42,13 +42,13 @@ async def command(
     from splitup.protocol.planning.exposure import compute_spare
     from splitup_node.cli.node_setup import create_node
 
-    passphrase = ""
-    if sys.stdin.isatty():
-        vram = vram or typer.prompt("Device memory to serve with, such as 8GB", err=True)
-        passphrase = ask_passphrase("node")
-    if not vram:
+    is_terminal = sys.stdin.isatty()
+    if not (vram or is_terminal):
         raise ConfigurationError('name the memory to serve with, for example: --vram "8GB"')
     async with join_network(url, data_dir, rpc_url) as (network, chain):
+        if is_terminal:
+            vram = vram or typer.prompt("Device memory to serve with, such as 8GB", err=True)
+        passphrase = ask_passphrase("node") if is_terminal else ""
         made = create_node(
             data_dir,
             network,

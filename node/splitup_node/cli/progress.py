@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import Final, TextIO
 
+from splitup.core.printable import printable
+
 _CLEAR: Final = "\r\x1b[K"  # back to the line's beginning, and erase it
 
 
@@ -23,9 +25,9 @@ class ProgressLine:
         """Replace the sentence on a terminal, else write another line."""
         if self._is_terminal:
             columns = shutil.get_terminal_size().columns
-            self._stream.write(_CLEAR + text[: columns - 1])
+            self._stream.write(_CLEAR + printable(text[: columns - 1]))
         else:
-            self._stream.write(text + "\n")
+            self._stream.write(printable(text) + "\n")
         self._stream.flush()
 
     def clear(self) -> None:

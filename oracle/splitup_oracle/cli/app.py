@@ -102,8 +102,8 @@ async def join(
     from splitup.client.joining import join_network
     from splitup_oracle.member_setup import create_member
 
-    passphrase = ask_passphrase("member") if sys.stdin.isatty() else ""
     async with join_network(url, data_dir, rpc_url) as (network, _):
+        passphrase = ask_passphrase("member") if sys.stdin.isatty() else ""
         made = create_member(
             data_dir, network, endpoint=endpoint, listen=listen, passphrase=passphrase
         )

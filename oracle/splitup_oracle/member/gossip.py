@@ -50,6 +50,7 @@ class Peer:
     is_up: bool = True
     outstanding: int = 0
     announced: dict[str, ChunkedMessage] = field(default_factory=dict)  # to be fetched, in order
+    is_fetched_from: bool = False  # also while it rests, with nothing announced
 
 
 class GossipTransport:
@@ -155,7 +156,8 @@ class GossipTransport:
         if len(peer.announced) >= tuning.MAX_CHUNKED_MESSAGES:
             return  # it offers no more at once
         peer.announced[digest] = chunked_message
-        if len(peer.announced) == 1:
+        if not peer.is_fetched_from:
+            peer.is_fetched_from = True
             self._background.start(self._fetch_all(peer))
 
     async def _fetch_all(self, peer: Peer) -> None:
@@ -167,6 +169,7 @@ class GossipTransport:
                 await asyncio.sleep(tuning.LARGE_MESSAGE_REST * spent_s)
         finally:
             peer.announced.clear()  # an error that nobody expected must not end all fetching
+            peer.is_fetched_from = False
 
     async def _fetch(self, peer: Peer, chunked_message: ChunkedMessage) -> float:
         """Fetch and read a message; return how long reading took.

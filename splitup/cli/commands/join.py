@@ -36,8 +36,8 @@ async def command(
     from splitup.client.joining import join_network
     from splitup.storage.private_files import create_party
 
-    passphrase = ask_passphrase("account") if sys.stdin.isatty() else ""
     async with join_network(url, directory, rpc_url) as (network, _):
+        passphrase = ask_passphrase("account") if sys.stdin.isatty() else ""
         values = network.model_dump(mode="json", include={"rpc_url", "gateway_urls"})
         values |= {
             "allow_loopback": network.allow_loopback,

@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from splitup.cli.command import JsonOutput, as_command
-from splitup.cli.console import Output, print_table, printable
+from splitup.cli.console import Output, print_table
 from splitup.cli.options import ConfigFlag
+from splitup.core.printable import printable
 
 if TYPE_CHECKING:
     from splitup.client.market.offers import Offer

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from splitup.devnet.commands import NetworkStatus
 
 
-@as_command
+@as_command(interrupted="stopped before the network was ready")
 def up(
     nodes: Annotated[
         int | None,

@@ -53,11 +53,16 @@ async def command(
         locked = result.plan.request.max_price_micro_usdc
         cost = await wait_for_cost(output, net, result.execution_id, locked)
     directory.mkdir(parents=True, exist_ok=True)
-    files = {name: directory / f"{name}.npy" for name in result.outputs}
+    files = {name: name_file(directory, name) for name in result.outputs}
     for name, path in files.items():
         np.save(path, result.outputs[name], allow_pickle=False)
     found = {**_describe_result(result, files), **cost.to_dict()}
     output.give(found, lambda: _show(output, result, files, cost))
+
+
+def name_file(directory: Path, name: str) -> Path:
+    """Return the file of an output in a directory, wherever the model's developer names another."""
+    return directory / f"{name.replace('%', '%25').replace('/', '%2F')}.npy"
 
 
 def _show(output: Output, result: Result, files: dict[str, Path], cost: Cost) -> None:

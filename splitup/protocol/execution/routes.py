@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from splitup.core import tuning
 from splitup.core.errors import PeerFault
 from splitup.core.tensors import TensorSpec
-from splitup.graph.manifest import InputSource, Manifest
+from splitup.graph.manifest import InputSource, Manifest, TaskSource
 from splitup.messages.base import CLIENT
 from splitup.messages.plans import Plan, PlanNode
 from splitup.protocol.execution.task_queue import LocalTask, PortId
@@ -29,13 +30,9 @@ class Routes:
 
     def find_gates(self, task: int) -> frozenset[int]:
         """Return the outputs of our task that are gates, so that zeros leave others unsent."""
-        return frozenset(
-            gate
-            for (index, _), nodes in self.gates.items()
-            if index == task
-            for gates in nodes.values()
-            for gate in gates
-        )
+        outputs = ((task, port) for port in itertools.count())
+        ports = itertools.takewhile(self.gates.__contains__, outputs)
+        return frozenset().union(*(gates for port in ports for gates in self.gates[port].values()))
 
 
 def get_sources(manifest: Manifest, task: int) -> tuple[PortId, ...]:
@@ -108,10 +105,10 @@ def _find_gates(
     needed: set[str] = set()
     found: dict[str, set[int]] = {}
     for reader, position in manifest.consumers(index, port):
-        gate = manifest.tasks[reader].gate
-        producer, place = (CLIENT, 0) if gate is None else get_sources(manifest, reader)[gate]
-        if producer != index or position == gate:
+        task = manifest.tasks[reader]
+        gated = None if task.gate is None else task.inputs[task.gate].source
+        if not isinstance(gated, TaskSource) or gated.task != index or position == task.gate:
             needed.add(executors[reader])
         else:
-            found.setdefault(executors[reader], set()).add(place)
+            found.setdefault(executors[reader], set()).add(gated.port)
     return {node: frozenset(gates) for node, gates in found.items() if node not in needed}

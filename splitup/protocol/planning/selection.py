@@ -195,9 +195,8 @@ def rank_validators(
         return []
     neighbours = {
         index.operators[index.place[executors[other]]]
-        for source, target in manifest.edges()
-        for other in (source, target)
-        if task in (source, target) and other != task and executors[other] in index.place
+        for other in manifest.neighbours.get(task, ())
+        if executors[other] in index.place
     }
     terms = plan.terms or compute_terms(manifest, index.reference)
     judges = [

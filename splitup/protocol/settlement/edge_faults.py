@@ -41,6 +41,7 @@ def find_edge_faults(
     that a shut gate left unsent counts as zeros at the reader, so only the gate is compared.
     """
     found: dict[int, Outcome] = {}
+    replaced = set(replaced)
     for task, claim in claims.items():
         if claim is None:
             continue
@@ -57,7 +58,7 @@ def find_edge_faults(
                 continue
             said, read = producer.outputs[port], claim.inputs[place]
             stored = ruling.inputs[place] if ruling is not None and ruling.inputs else said
-            differs = said != read and not {source, task} & set(replaced)
+            differs = said != read and replaced.isdisjoint((source, task))
             if stored != said:
                 found[source] = Outcome.WITHHELD
             elif differs:

@@ -46,6 +46,7 @@ async def test_a_second_start_compiles_nothing_and_computes_the_same(tmp_path: P
     )
 
 
+@pytest.mark.long  # in small: node/worker/test_process.py
 async def test_the_compiler_starts_again_when_it_died_or_was_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,19 +37,20 @@ def has_opencl() -> bool:
 
 
 @pytest.mark.parametrize(
-    ("device", "chosen"),
+    ("device", "files", "chosen"),
     [
-        *((device, FEW) for device in MORE),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in MORE.items()),
+        *((device, (FILES[0], FILES[-1]), FEW) for device in MORE),
+        *(pytest.param(one, FILES, chosen, marks=pytest.mark.long) for one, chosen in MORE.items()),
     ],
+    ids=lambda value: value if value in MORE else "",
 )
-def test_tasks_run(device: str, chosen: str) -> None:
+def test_tasks_run(device: str, files: tuple[str, ...], chosen: str) -> None:
     if device == "CL" and not has_opencl():
         pytest.skip("no OpenCL here: apt install pocl-opencl-icd ocl-icd-libopencl1")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
-            *("-k", chosen, *(str(TESTS / file) for file in FILES)),
+            *("-k", chosen, *(str(TESTS / file) for file in files)),
         ],
         env={**os.environ, "DEV": device},
         cwd=TESTS.parent,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer
 
 from bench.modes.slowlink import DESCRIPTIONS
@@ -18,6 +19,7 @@ CHUNK = 64
 MAX_BYTES = 8_200_000  # weights of at most 8 MB, and the tokenizer
 
 
+@pytest.mark.long  # in small: decode/test_block_diffusion.py
 async def test_the_shipped_block_model_writes_records_in_fewer_steps(tmp_path: Path) -> None:
     folder = find_example().with_name(BLOCKS)
     assert (folder / "model.safetensors").stat().st_size <= 8_000_000

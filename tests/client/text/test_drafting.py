@@ -51,6 +51,7 @@ def test_a_draft_whose_tokenizer_is_none_is_refused(data: bytes) -> None:
             check_vocabulary(target, data, DRAFT)
 
 
+@pytest.mark.long  # in small: decode/test_speculative.py
 async def test_a_model_drafts_for_itself_until_it_dies(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -233,6 +233,7 @@ model.inputs = {"x": ("float32", (1, 64))}
 """
 
 
+@pytest.mark.long  # in small: above, in one process
 def test_variants_are_computed_in_processes_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

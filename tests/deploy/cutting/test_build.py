@@ -37,7 +37,10 @@ print(compiled.model_id, *(blob.digest for blob in compiled.blobs))
 @pytest.mark.parametrize(
     "environment",
     [
-        {"PYTHONHASHSEED": "1", "DEV": "CPU:X86", "NUM_CPU_THREADS": "7"},
+        pytest.param(
+            {"PYTHONHASHSEED": "1", "DEV": "CPU:X86", "NUM_CPU_THREADS": "7"},
+            marks=pytest.mark.long,
+        ),
         {"PYTHONHASHSEED": "2", "DEV": "CUDA", "DEFAULT_FLOAT": "float16", "LC_ALL": "C"},
     ],
 )

@@ -17,7 +17,7 @@ from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
 from typer.testing import CliRunner
 
-from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.errors import ChainUnavailable, InvalidInput, InvalidModel
 from tests.deploy.llamas import EXAMPLE, TINY
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -207,6 +207,16 @@ def test_lines_are_whole_and_nothing_else_is_said() -> None:
 def test_what_is_neither_here_nor_registered(tmp_path: Path) -> None:
     code, text = invoke("inspect", "no-such-model", "--json", "--config", str(tmp_path))
     assert code == 2 and "'no-such-model' is no file or directory here" in text
+
+
+def test_what_is_not_here_and_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fetch(_: Any) -> None:
+        raise ChainUnavailable("the chain does not answer")
+
+    monkeypatch.setattr("splitup_deploy.cli.inspect._fetch", fetch)
+    code, text = invoke("inspect", "no-such-model", "--json")
+    assert code == 1 and "'no-such-model' is no file or directory here" in text
+    assert "the chain does not answer" in text
 
 
 def test_balance_and_the_number_of_tasks() -> None:

@@ -60,6 +60,7 @@ def test_several_rows_in_one_step_agree(name: str, golden: dict[str, Any], tmp_p
     assert relative_error(given, golden[f"{name}/prefill"]) <= BOUND
 
 
+@pytest.mark.long  # in small: cutting/test_cut_equals_whole.py
 def test_a_cut_gemma_with_experts_gives_equal_bytes(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, variations.CASES["gemma4-moe"])
     whole = load_graph(str(tmp_path), Sizes(chunk=1))

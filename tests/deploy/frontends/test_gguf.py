@@ -69,6 +69,7 @@ def run(
     return np.array(rows)
 
 
+@pytest.mark.long  # in small: cpu/test_decoder_match.py
 def test_quantised_blocks_stand_for_what_the_gguf_package_says() -> None:
     golden = np.load(GOLDEN)
     names = {form.name for form in FORMATS.values() if form.elements > 1}
@@ -116,6 +117,7 @@ def find_blocks(graph: Graph) -> tuple[set[str], set[str]]:
     return set(blocks.values()), {name for place, name in blocks.items() if place in read}
 
 
+@pytest.mark.long  # in small: test_divide.py
 def test_pieces_of_quantised_products_have_the_kernels_and_the_bytes_of_the_whole(
     tmp_path: Path,
 ) -> None:

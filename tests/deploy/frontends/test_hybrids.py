@@ -57,8 +57,8 @@ from tests.deploy.steps import check_merged, check_together, feed, run_step, ste
 BOUND = 1e-5
 CHUNK = 8
 CHUNKS = {"qwen3.5": CHUNK, "kimi-linear": 4}  # of the compiled families
-# in small: one of them, and both by the reference
-COMPILED = ("qwen3.5", pytest.param("kimi-linear", marks=pytest.mark.long))
+# in small: both by the reference, and test_cut_equals_whole; kernels of others in test_step.py
+COMPILED = [pytest.param(name, marks=pytest.mark.long) for name in ("qwen3.5", "kimi-linear")]
 Programs = Callable[[str], TaskProgram]
 CONTEXT = 32
 

@@ -78,6 +78,7 @@ class Halves:
         return WeightSource(spec, tuple(part for source in sources for part in source.parts))
 
 
+@pytest.mark.long  # in small: test_mixtures.py, in float32
 @pytest.mark.usefixtures("float32_caches")
 def test_several_rows_at_once_in_bfloat16() -> None:
     config = {**MIXTRAL, "num_hidden_layers": 1}
@@ -98,6 +99,7 @@ def is_expert(task: Task) -> bool:
     return re.fullmatch(r"block \d experts \d of \d", task.label) is not None
 
 
+@pytest.mark.long  # in small: node/execution/test_gates.py
 def test_experts_without_a_gate_are_not_run(tmp_path: Path) -> None:
     save_moe(tmp_path / "m", MIXTRAL, "float32")
     compiled = build(str(tmp_path / "m"), TARGET, sizes=CHUNK)

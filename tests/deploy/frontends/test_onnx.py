@@ -444,6 +444,7 @@ def test_hostile_files_are_refused_at_once(tmp_path: Path) -> None:
         assert time.monotonic() - start < HANG_S, name
 
 
+@pytest.mark.long  # in small: graph/test_hostile_graphs.py
 def test_a_long_chain_of_nodes_is_compiled_or_refused_without_recursion(tmp_path: Path) -> None:
     graph = Graph([FLOAT], [("v2000", "float32", (2, 3))])
     for step in range(2_000):

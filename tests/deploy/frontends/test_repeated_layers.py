@@ -18,6 +18,7 @@ from tinygrad.tensor import Tensor
 from splitup.core.tensors import TensorSpec
 from tests.deploy import checkpoints, hybrids, mixtures, moes, variations
 from tests.deploy.llamas import TINY
+from tests.parameters import some_of
 
 _ALL = (
     *(case.config for part in (checkpoints, mixtures, hybrids) for case in part.CASES.values()),
@@ -62,7 +63,10 @@ def trace_all(config: Any, weights: Weights, chunk: int) -> TracedModel:
         return trace_language_model(config, weights, chunk)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+SOME = ("LlamaForCausalLM", "Gemma3ForCausalLM", "Qwen3NextForCausalLM", "GptOssForCausalLM")
+
+
+@pytest.mark.parametrize("name", some_of(FAMILIES, *SOME))
 def test_repeated_layers_give_the_same_graph(name: str, traced_parts: list[bool]) -> None:
     table = FAMILIES[name]
     once = parse_config(table, None)

@@ -33,7 +33,10 @@ from tests.deploy.moes import QWEN3_MOE, save_moe
 from tests.deploy.steps import check_merged, check_together, feed, run_step, step_inputs
 
 # experts and their gates are in test_moe.py and test_mixtures.py, too
-MODELS = ("packages-4m", "gemma3", pytest.param("qwen3-moe", marks=pytest.mark.long))
+MODELS = (
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("packages-4m", "qwen3-moe")),
+    "gemma3",
+)
 LENGTH = 15  # twice gemma3's window of 6, and within the context of 16 of the smallest
 _EXTREMES = (0, 1, -1, 2, 5, 63, 64, 65, 255, 256, 2**31 - 1, -(2**31), 2**30, -7)
 

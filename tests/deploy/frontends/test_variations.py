@@ -24,6 +24,7 @@ from tests.deploy.llamas import relative_error
 from tests.deploy.reference_program import load_graph
 from tests.deploy.steps import Program, S, as_inputs, feed, run_step
 from tests.deploy.variations import CASES, save_mxfp4
+from tests.parameters import some_of
 
 BOUND = 1e-5
 CHUNK = 4
@@ -37,7 +38,10 @@ def golden() -> dict[str, Any]:
         return {name: file[name] for name in file.files}
 
 
-@pytest.mark.parametrize("name", CASES)
+SOME = some_of(CASES, "gpt-oss", "gemma4", "qwen3-next", "deepseek-v3.2", "llama4", "granite")
+
+
+@pytest.mark.parametrize("name", SOME)
 def test_rows_chunks_and_trees_agree(name: str, golden: dict[str, Any], tmp_path: Path) -> None:
     assert golden[f"{name}/digest"] == compute_checkpoint_digest(CASES[name]), "run make_golden.py"
     save_checkpoint(tmp_path, CASES[name])

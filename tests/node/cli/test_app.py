@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,6 +204,28 @@ async def test_join_says_why_a_url_is_no_network(tmp_path: Path, url: str, probl
     assert not (tmp_path / "node").exists()
 
 
+@pytest.mark.parametrize(
+    ("program", "module", "options"),
+    [
+        (app, "splitup_node.cli.join", ("--data-dir",)),
+        (oracle_app, "splitup_oracle.cli.app", ("--endpoint", "http://m.example", "--data-dir")),
+        (user_app, "splitup.cli.commands.join", ("--dir",)),
+    ],
+)
+async def test_join_asks_for_no_passphrase_before_the_network_answers(
+    program: Any,
+    module: str,
+    options: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(f"{module}.sys", terminal)
+    command = ["join", "http://127.0.0.1:9", *options, str(tmp_path / "made")]
+    result = await asyncio.to_thread(CliRunner().invoke, program, command)
+    assert "cannot be reached" in result.output and "Passphrase" not in result.output
+
+
 async def test_join_trusts_no_rpc_endpoint_that_others_could_answer_for(
     market: NodeMarket,
 ) -> None:
@@ -301,6 +324,7 @@ async def test_errors_are_one_sentence_with_a_remedy(market: NodeMarket) -> None
     assert dead.exit_code == 1 and "Traceback" not in dead.output
 
 
+@pytest.mark.long  # in small: every network in tests/e2e
 async def test_run_serves_until_it_is_told_to_stop_and_names_a_busy_port(
     market: NodeMarket,
 ) -> None:

@@ -172,7 +172,7 @@ async def test_failures_are_listed_when_all_members_refuse() -> None:
     assert all(len(member.named) <= 4 for member in members)
 
 
-async def test_s64_members_tell_a_node_by_whom_it_was_replaced() -> None:
+async def test_s69_members_tell_a_node_by_whom_it_was_replaced() -> None:
     """One that tells it more than an answer may hold is not listened to."""
     takeover = Takeover(execution_id=BLOCKS[1], task=0, candidate=1, first_step=0)
     signed = SignedTakeover(takeover=takeover, signature="0x" + "11" * 64)

@@ -415,7 +415,7 @@ async def test_s53_s61_what_was_computed_before_a_failure_is_committed_to(scene:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_s64_who_was_replaced_behind_its_back_hears_it_from_members(
+async def test_s69_who_was_replaced_behind_its_back_hears_it_from_members(
     scene: Scene, fails: bool
 ) -> None:
     """It runs no step of the task any more, and says for how many the client had signed."""

@@ -12,7 +12,7 @@ from splitup.messages.completions import SignedTakeover, Takeover
 from tests.protocol.machines import EXECUTION
 
 
-def test_s64_a_node_that_was_replaced_hears_of_it_and_others_do_not() -> None:
+def test_s69_a_node_that_was_replaced_hears_of_it_and_others_do_not() -> None:
     takeover = Takeover(execution_id=EXECUTION, task=0, candidate=1, first_step=0)
     signed = SignedTakeover(takeover=takeover, signature="0x" + "11" * 64)
     machine = SimpleNamespace(list_replaced=lambda node: [signed] if node == "0xa" else [])

@@ -274,6 +274,7 @@ async def check_reach(network: Network, url: str) -> None:
     await tunnel.close()
 
 
+@pytest.mark.long  # in small: chain/test_event_stream.py, test_member.py
 async def test_f14_an_execution_survives_a_reorganisation(network: Network) -> None:
     """The request moves to another block; whatever was said and signed for it counts there.
 
@@ -321,6 +322,7 @@ async def test_f06_f07_members_killed_and_stopped_at_any_moment(network: Network
     assert "Traceback" not in network.read_logs()
 
 
+@pytest.mark.long  # in small: protocol/committee/test_histories.py
 async def test_f08_a_member_that_is_cut_off_catches_up(network: Network) -> None:
     execution_id, _ = await network.request()  # under way when the member goes
     network.cut_member(2)

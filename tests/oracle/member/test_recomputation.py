@@ -149,10 +149,8 @@ async def test_what_another_class_claims_is_compared_within_the_tolerance(
         await recomputer.replay(replace(job, claims=[[job.task, job.task]]))
 
 
-@pytest.mark.parametrize(
-    ("is_chaotic", "is_defined"),
-    [pytest.param(False, True, marks=pytest.mark.long), (True, False)],  # the rare case here
-)
+@pytest.mark.long  # in small: above, within the tolerance; bounds in graph/test_rounding.py
+@pytest.mark.parametrize(("is_chaotic", "is_defined"), [(False, True), (True, False)])
 async def test_s05_what_rounding_may_explain_is_no_lie(
     recomputer: Recomputer, tmp_path: Path, is_chaotic: bool, is_defined: bool
 ) -> None:

@@ -289,7 +289,7 @@ def test_a_handover_survives_a_dead_dealer_and_one_that_cheats() -> None:
     assert ready[0].group.qualified == (0, 1, 2)
 
 
-@pytest.mark.parametrize("size", [7, 31])
+@pytest.mark.parametrize("size", [7, pytest.param(31, marks=pytest.mark.long)])
 def test_larger_committees_generate_a_key(size: int) -> None:
     """With a silent dealer and one that cheats."""
     members, view = make_committee(size)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from splitup.core import tuning
 from splitup.core.errors import PeerFault
 from splitup.graph.manifest import Manifest, Task, TaskSource
+from splitup.graph.manifest_rules import load_manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.plans import Plan, PlanNode
 from splitup.protocol.execution.routes import compute_path_flops, compute_routes, get_sources
@@ -94,3 +97,27 @@ def test_experts_get_the_value_unless_all_of_their_gates_are_zero() -> None:
     assert [task.gate for task in together.tasks] == [None]
     experts = compute_routes(make_plan(1, 2, 2, 4), manifest, address(2))
     assert [task.gate for task in experts.tasks] == [(0, 1), (0, 2)]
+
+
+def test_s67_a_models_edges_are_read_once_however_many_outputs_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Read once for each output, 50,000 ports kept a node for minutes."""
+    manifest = load_manifest(make_chain_manifest(16).to_bytes())
+    plan = make_plan(*[1] * 16)
+    wanted = compute_routes(plan, manifest, address(1))
+    reads: list[Manifest] = []
+    read = Manifest._reads
+
+    def count(self: Manifest) -> Iterator[tuple[TaskSource, int, int]]:
+        reads.append(self)
+        return read(self)
+
+    monkeypatch.setattr(Manifest, "_reads", count)
+    copied = manifest.model_copy()
+    for _ in range(3):  # as after takeovers
+        assert compute_routes(plan, copied, address(1)) == wanted
+    assert len(reads) <= 1 + 3, "once for the readers, and for each path"
+    assert copied.neighbours == {n: {n - 1, n + 1} & set(range(16)) for n in range(16)}
+    shorter = copied.model_copy(update={"tasks": copied.tasks[:2]})
+    assert shorter.neighbours == {0: {1}, 1: {0}} and shorter.consumers(1, 0) == []

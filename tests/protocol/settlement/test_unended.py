@@ -558,7 +558,7 @@ def commit_successors(
 
 
 @pytest.mark.parametrize("shows", ["order", "interim end", "final end"])
-def test_s64_a_client_that_replaces_all_pays_what_it_had_signed_for(shows: str) -> None:
+def test_s69_a_client_that_replaces_all_pays_what_it_had_signed_for(shows: str) -> None:
     """It ends it for honest newcomers after one step. Those before hear it from the members."""
     simulation, execution_id, plan = open_execution()
     taken = give_all_away(simulation, plan)
@@ -589,7 +589,7 @@ def test_s64_a_client_that_replaces_all_pays_what_it_had_signed_for(shows: str) 
 
 
 @pytest.mark.parametrize("silent", [0, 1, 3])
-def test_s64_a_replaced_node_holds_nothing_up_for_long(silent: int) -> None:
+def test_s69_a_replaced_node_holds_nothing_up_for_long(silent: int) -> None:
     """If all answer, members agree at once, and else after a heartbeat's period and two seconds."""
     simulation, execution_id, plan = open_execution()
     taken, since = give_all_away(simulation, plan), simulation.now

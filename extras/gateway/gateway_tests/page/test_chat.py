@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,7 +47,7 @@ def make_stream(finish: str, *texts: str) -> str:
 
 @contextlib.contextmanager
 def open_page(answers: Mapping[str, Any], path: str = "/", script: str = "") -> Iterator[Page]:
-    """Open a page with these answers by path: texts are events, all else is JSON."""
+    """Open a page with these answers by path: texts are events, errors are 503, else JSON."""
 
     def answer(route: Route) -> None:
         asked = urlsplit(route.request.url).path
@@ -57,7 +58,8 @@ def open_page(answers: Mapping[str, Any], path: str = "/", script: str = "") -> 
             kind = "text/event-stream"
             route.fulfill(body=answers[asked], content_type=kind)
         else:
-            route.fulfill(json=answers[asked])
+            status = 503 if "error" in answers[asked] else 200
+            route.fulfill(status=status, json=answers[asked])
 
     expect.set_options(timeout=HANG_S * 1_000)
     with sync_playwright() as play:
@@ -74,7 +76,7 @@ def open_page(answers: Mapping[str, Any], path: str = "/", script: str = "") -> 
 
 
 def list_models(*models: dict[str, Any]) -> dict[str, Any]:
-    return {"/v1/models": {"data": models}}
+    return {"/v1/models": {"data": models}, "/health": {"status": "ok"}}
 
 
 def test_a_model_without_turns_continues_texts() -> None:
@@ -119,6 +121,26 @@ def test_the_form_follows_the_model_and_the_choice() -> None:
         expect(form).to_have_value("chat")
         form.select_option("text")  # a chat model can continue texts, too
         expect(page.get_by_role("button", name="Continue")).to_be_visible()
+
+
+def test_a_network_that_goes_away_and_comes_back_is_told_without_a_reload() -> None:
+    nodes = {"sequence": 7, "total": 3, "nodes": [], "next": None}
+    answers = list_models(TEXTS) | {"/explorer/v1/nodes": nodes}
+    away = {"/health": {"status": "waiting"}, "/explorer/v1/nodes": {"error": {"message": "away"}}}
+    ask_again = "document.dispatchEvent(new Event('visibilitychange'))"  # not after 5 s
+    with open_page(given := dict(answers), "/#/nodes") as page:
+        expect(page.get_by_text("3 nodes")).to_be_visible()
+        expect(page.get_by_role("status")).to_have_count(0)
+        given |= away
+        page.evaluate(ask_again)
+        expect(page.get_by_role("status")).to_contain_text("what is shown may be out of date")
+        expect(page.get_by_role("alert")).to_have_text(
+            re.compile("^away; what is shown is of .*[0-9]")
+        )
+        given |= answers
+        page.evaluate(ask_again)
+        expect(page.get_by_role("status")).to_have_count(0)
+        expect(page.get_by_role("alert")).to_have_count(0)
 
 
 REGISTERED = "navigator.serviceWorker.register = async () => ({});"

@@ -8,7 +8,7 @@ import contextlib
 import io
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -373,6 +373,57 @@ async def test_a_key_evicts_its_own_sessions_first(nodes: LocalNodes, keys: ApiK
             assert (await device.ask(forward(ROWS[:3])))["code"] == "insufficient_quota"
         async with connect(url, ann) as device:
             assert (await device.ask(forward(ROWS[3:4], 3, name)))["cached_seq_len"] == 4
+    keys.close()
+
+
+async def test_s64_a_key_whose_sessions_all_compute_keeps_others_from_none(
+    nodes: LocalNodes, keys: ApiKeys
+) -> None:
+    """It loses its least recent session after the forward that runs, whose rows it still gets."""
+    eve, ann = keys.create("eve"), keys.create("ann")
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(serve_split(nodes, access=Access(keys), most=4))
+        device, second = [await stack.enter_async_context(connect(url, ann)) for _ in range(2)]
+        kept = (await device.ask(forward(ROWS[:3])))["session_id"]
+        *hogs, more = [await stack.enter_async_context(connect(url, eve)) for _ in range(4)]
+        names = [(await hog.ask(forward(ROWS[:3])))["session_id"] for hog in hogs]
+        nodes.gate.clear()
+        running = [
+            asyncio.create_task(hog.ask(forward(ROWS[3:4], 3, name)))
+            for hog, name in zip(hogs, names, strict=True)
+        ]
+        while sum(one.steps for one in nodes.opened) < 7:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        # one more session of this key takes no idle one of another key, nor its own that compute
+        assert (await more.ask(forward(ROWS[:3])))["code"] == "too_many_sessions"
+        newcomer = asyncio.create_task(second.ask(forward(ROWS[:1])))
+        while (await more.ask(forward(ROWS[:1], 99, names[0])))["code"] == "session_busy":
+            pass  # the server has not seen the newcomer yet
+        nodes.gate.set()
+        assert [(await one)["cached_seq_len"] for one in running] == [4, 4, 4]
+        assert (await newcomer)["cached_seq_len"] == 1
+        found = [
+            await hog.ask(forward(ROWS[4:5], 4, one)) for hog, one in zip(hogs, names, strict=True)
+        ]
+        assert [one.get("code") for one in found] == ["session_evicted", None, None]
+        assert (await device.ask(forward(ROWS[3:4], 3, kept)))["cached_seq_len"] == 4
+    keys.close()
+
+
+async def test_s64_a_key_with_many_connections_keeps_others_from_none(
+    nodes: LocalNodes, keys: ApiKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("splitup_gateway.split.server.CONNECTIONS", 3)
+    eve, ann = keys.create("eve"), keys.create("ann")
+    ping = {"type": "ping"}
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(serve_split(nodes, access=Access(keys)))
+        *first, newest = [await stack.enter_async_context(connect(url, eve)) for _ in range(3)]
+        with pytest.raises(aiohttp.WSServerHandshakeError, match="503"):
+            await stack.enter_async_context(connect(url, eve))
+        device = await stack.enter_async_context(connect(url, ann))
+        assert [(await one.ask(ping))["type"] for one in (device, *first)] == ["pong"] * 3
+        assert (await newest.socket.receive()).type is aiohttp.WSMsgType.CLOSED
     keys.close()
 
 

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import WSMsgType, web
 from splitup_private.split import messages as split
@@ -22,6 +22,7 @@ from splitup.client.leases import LeaseOptions, LeasePool
 from splitup.client.network import Network
 from splitup.client.text.generation import get_text_info
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
+from splitup.core.places import Places, hold_place
 from splitup.messages.base import Message
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import ApiKey, get_principal
@@ -59,7 +60,7 @@ class SplitServer:
         self._sessions = DeviceSessions(sessions)
         self._files = FileSender()
         self._models: dict[str, SplitModel] = {}
-        self._connections = 0
+        self._connections: Places[asyncio.Task[Any]] = Places(CONNECTIONS)
 
     @property
     def pools(self) -> dict[str, LeasePool]:
@@ -226,23 +227,19 @@ class SplitServer:
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         """Answer messages in the order they come, each in its own form, one at a time."""
-        await self._authorise(request)
-        if self._connections >= CONNECTIONS:
-            raise SplitError(
-                "too_many_connections", "too many devices are connected; try again", status=503
-            )
+        principal = get_principal(await self._authorise(request))
+        refusal = SplitError(
+            "too_many_connections", "too many devices are connected; try again", status=503
+        )
         socket = web.WebSocketResponse(
             protocols=(split.PROTOCOL,),
             max_msg_size=split.MAX_MESSAGE_BYTES,
             compress=False,  # hidden states are noise, and a small message could become a large one
             timeout=5.0,
         )
-        self._connections += 1
-        try:
+        with hold_place(self._connections, principal, refusal):
             await socket.prepare(request)
             await self._converse(socket, request)
-        finally:
-            self._connections -= 1
         return socket
 
     async def _converse(self, socket: web.WebSocketResponse, request: web.Request) -> None:

@@ -2,8 +2,9 @@
 
 A session holds a lease, in whose execution the nodes keep the rows that were fed. There are at most
 ``most`` sessions; the one that was used least recently makes room for a new one (where there are
-keys, of those whose key has the most). One that nobody uses for ``ttl_s`` ends. A device whose
-session was evicted feeds its rows again from position 0.
+keys, of those whose key has the most). Of another key that has more it may compute: then the new
+one begins when that has its answer. One that nobody uses for ``ttl_s`` ends. A device whose session
+was evicted feeds its rows again from position 0.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class DeviceSession:
     submitted: int = 0  # by the latest forward
     lease: Lease | None = None
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
-    is_busy: bool = False
+    is_idle: asyncio.Event = field(default_factory=asyncio.Event)  # computes no forward
+    predecessor: asyncio.Task[None] | None = None  # the end of the session that made room
 
     def compute_cost(self) -> int:
         """Return what the latest forward cost, in micro-USDC; all together are rounded up once."""
@@ -124,11 +126,11 @@ class DeviceSessions:
         _check_position(request, model, 0 if session is None else session.rows)
         if session is None:  # only now: a refused request must not evict anybody
             session = self._add(request.session_id, owner, model)
-        session.is_busy = True
+        session.is_idle.clear()
         try:
             yield session
         finally:
-            session.is_busy = False
+            session.is_idle.set()
             if self._sessions.get(session.id) is session:
                 self._keep(session)
 
@@ -161,19 +163,23 @@ class DeviceSessions:
 
     def _add(self, wanted: str | None, owner: str | None, model: SplitModel) -> DeviceSession:
         """Begin a session; the least recent one of who has the most makes room for it."""
-        while len(self._sessions) >= self.options.most:
-            counts = Counter([owner, *(one.owner for one in self._sessions.values())])
-            idle = [one for one in self._sessions.values() if not one.is_busy]
-            if not idle:
+        counts = Counter([owner, *(one.owner for one in self._sessions.values())])
+        predecessor = None
+        if len(self._sessions) >= self.options.most:
+            most = max(counts[one.owner] for one in self._sessions.values())
+            largest = [one for one in self._sessions.values() if counts[one.owner] == most]
+            found = next((one for one in largest if one.is_idle.is_set()), largest[0])
+            if not found.is_idle.is_set() and most <= counts[owner]:
                 raise SplitError(
                     "too_many_sessions",
-                    f"all {self.options.most} sessions compute; try again in a few seconds",
+                    f"all {self.options.most} sessions are taken, and those that could make room "
+                    "compute; try again in a few seconds",
                     status=429,
                 )
-            self._drop(max(idle, key=lambda one: counts[one.owner]), "evicted")
+            predecessor = self._drop(found, "evicted")
         name = wanted or secrets.token_urlsafe(_ID_BYTES)
         self._gone.pop(name, None)
-        session = DeviceSession(name, owner, model)
+        session = DeviceSession(name, owner, model, predecessor=predecessor)
         self._sessions[name] = session
         return session
 
@@ -191,13 +197,17 @@ class DeviceSessions:
             _check_idle(session)
             self._drop(session, "ended")
 
-    def _drop(self, session: DeviceSession, reason: Literal["evicted", "ended"]) -> None:
+    def _drop(
+        self, session: DeviceSession, reason: Literal["evicted", "ended"]
+    ) -> asyncio.Task[None]:
+        """Forget a session; its lease goes back when it has computed what it computes."""
         if self._sessions.get(session.id) is session:
             del self._sessions[session.id]
             self._remember(session.id, session.owner, reason)
-        task = asyncio.create_task(session.stack.aclose(), name=f"the end of {session.id}")
+        task = asyncio.create_task(_close(session), name=f"the end of {session.id}")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+        return task
 
     def _remember(self, name: str, owner: str | None, reason: Literal["evicted", "ended"]) -> None:
         self._gone[name] = owner, reason
@@ -209,13 +219,13 @@ class DeviceSessions:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        times = [one.expires_at for one in self._sessions.values() if not one.is_busy]
+        times = [one.expires_at for one in self._sessions.values() if one.is_idle.is_set()]
         if times:
             self._timer = asyncio.get_running_loop().call_at(min(times), self._expire)
 
     def _expire(self) -> None:
         for session in tuple(self._sessions.values()):
-            if not session.is_busy and session.expires_at <= _now():
+            if session.is_idle.is_set() and session.expires_at <= _now():
                 self._drop(session, "evicted")
         self._set_timer()
 
@@ -271,11 +281,19 @@ class DeviceSessions:
             await session.stack.aclose()
             session.stack = AsyncExitStack()
         session.rows = 0
+        if session.predecessor is not None:
+            await asyncio.wait([session.predecessor])
+            session.predecessor = None
         wanted = max(steps, session.model.session_steps)
         session.lease = await session.stack.enter_async_context(
             session.model.pool.borrow(principal, (), wanted)
         )
         return session.lease
+
+
+async def _close(session: DeviceSession) -> None:
+    await session.is_idle.wait()
+    await session.stack.aclose()
 
 
 def _check_position(request: Forward, model: SplitModel, rows: int) -> None:
@@ -298,7 +316,7 @@ def _check_position(request: Forward, model: SplitModel, rows: int) -> None:
 
 
 def _check_idle(session: DeviceSession) -> None:
-    if session.is_busy:
+    if not session.is_idle.is_set():
         raise SplitError(
             "session_busy",
             f"session {session.id} runs a forward already; wait for its answer",

@@ -88,6 +88,7 @@ async def ask_python(url: str, name: str, states: np.ndarray) -> list[np.ndarray
             await adapter.close()
 
 
+@pytest.mark.long  # in small: test_host.py, and test_ckks.py for the numbers
 async def test_a_browser_gets_what_python_gets(page: tuple[Page, str]) -> None:
     tab, origin = page
     adapters = [make_random(1536, 16, name="wide"), make_random(37, 5, name="odd")]
@@ -126,6 +127,7 @@ async def test_a_browser_gets_what_python_gets(page: tuple[Page, str]) -> None:
         host.close()
 
 
+@pytest.mark.long  # in small: test_host.py, in Python
 async def test_a_browser_takes_no_answer_that_cannot_be_right(page: tuple[Page, str]) -> None:
     tab, origin = page
     adapter = make_random(37, 5, name="odd")

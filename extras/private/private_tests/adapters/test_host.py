@@ -67,6 +67,7 @@ async def post(http: SignedClient, url: str, data: bytes) -> bytes:
     return await http.post_bytes(url, data, timeout_s=30.0, max_bytes=10**6)
 
 
+@pytest.mark.long  # in small: a second host, below
 async def test_an_adapter_by_name_and_by_digest_checked_by_another_host() -> None:
     renamed = replace(ADAPTER, info=ADAPTER.info.model_copy(update={"name": "verses"}))
     async with (
@@ -268,6 +269,7 @@ async def test_sessions_are_bounded_and_end_when_idle() -> None:
         assert len(host._sessions) == 1
 
 
+@pytest.mark.long  # in small: tests/net has the places
 async def test_s31_a_newcomer_gets_a_session_of_the_network_that_has_the_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
