@@ -535,10 +535,11 @@ def test_s60_who_says_that_it_answers_for_a_task_and_does_not_pays_for_it() -> N
 
 def test_s63_commitments_to_an_interim_end_complete_no_final_one() -> None:
     """The client signs a final end for one executor, below what it has acknowledged to all."""
-    simulation, _, plan = open_execution()
+    simulation, execution_id, plan = open_execution()
     commit(simulation, plan, 0, 1, final=True)
     for task in (1, 2):
         commit(simulation, plan, task, 1)
+    assert not simulation.run(3, lambda: execution_id in simulation.chain.agreed)
     done = [commit(simulation, plan, task, 3) for task in range(3)]
     assert settle(simulation, plan, *done) == dict.fromkeys(plan.executors(), 3 * STEP_PRICE)
 
