@@ -394,7 +394,7 @@ MUTANTS: Final = (
     Mutant(
         "two commitments count as none",
         f"{_SETTLEMENT}/collected_commitments.py",
-        'by_steps[steps] = HeldCommitment("", (*known.tokens, token), frozenset(), is_final)',
+        "by_steps[steps] = HeldCommitment({}, (*known.tokens, token), frozenset(), is_final)",
         "pass",
         f"{_TESTS}/settlement/test_unended.py::test_an_executor_that_shows_each_half_of_the_members_another_commitment_is_unpaid",
         is_quick=False,
@@ -1356,6 +1356,31 @@ MUTANTS: Final = (
         "tests/node/execution/kept/test_claims.py::test_s60_the_final_end_covers_what_was_given_away",
     ),
     Mutant(
+        "counts of each task",
+        "node/splitup_node/execution/kept/claims.py",
+        "[min(own)] if own else able.values()",
+        "[min(own or able.values(), default=0)]",
+        "tests/node/execution/kept/test_claims.py::"
+        "test_s60_of_tasks_that_differ_in_their_steps_each_is_counted",
+    ),
+    Mutant(
+        "takeovers of each count",
+        "node/splitup_node/settlement/reports.py",
+        "pair[1].takeovers, ",
+        "",
+        "tests/node/execution/kept/test_claims.py::"
+        "test_s60_of_tasks_that_differ_in_their_steps_each_is_counted",
+    ),
+    Mutant(
+        "all counts of a node",
+        f"{_SETTLEMENT}/collected_commitments.py",
+        "for _, held in counts if",
+        "for _, held in counts[:1] if",
+        f"{_TESTS}/settlement/test_unended.py::"
+        "test_s60_a_node_answers_for_other_tasks_at_other_numbers_of_steps",
+        is_quick=False,
+    ),
+    Mutant(
         "an end below the order",
         "node/splitup_node/execution/kept/claims.py",
         "if end.final and end.steps < max(self.ordered, self.delivered):",
@@ -1412,8 +1437,8 @@ MUTANTS: Final = (
     Mutant(
         "final ends alone",
         f"{_SETTLEMENT}/collected_commitments.py",
-        "one.is_final and one.root",
-        "one.root",
+        "one.is_final and one.roots",
+        "one.roots",
         f"{_TESTS}/settlement/test_unended.py::test_s63_commitments_to_an_interim_end_complete_no_final_one",
         is_quick=False,
     ),

@@ -223,7 +223,9 @@ INTERIM_ENDS: Final = UNPAID_STEPS // INTERIM_STEPS + 1  # kept: nodes have one 
 # outputs, and an order.
 MAX_COMMITMENT_BYTES: Final = 768 * KIB
 MAX_SHARED: Final = 1_024  # commitments that a member passes on in one message
-MAX_ENDS: Final = 8  # of one client that a node commits to: the final one, and five interim ones
+# Commitments of a node that members keep: for its client's ends (the final one, and five interim
+# ones), and as many for steps that it counted (one for each set of tasks that it has taken over).
+MAX_ENDS: Final = 8
 EXECUTION_GRACE_S: Final = 60  # an ended execution stays this long for a client that reconnects
 MAX_DEMAND: Final = 65_536  # tasks in the answer to a heartbeat; bounds what a node has to parse
 MAX_SLASHES: Final = 256  # nodes in one settlement, and accounts paid out of them; the Market's

@@ -170,8 +170,8 @@ class ExecutorCommitment(Message):
     execution lack a common end, a node commits to each of the latest ends that it has.
 
     If ``end`` is the node's own count, ``earlier`` are the roots for one step less, two steps less,
-    and so on; ``order`` shows that the client ordered so many steps (``frames.make_order``), or is
-    "" if the node has no inputs of the client.
+    and so on, as long as they show the same ``takeovers``; ``order`` shows that the client ordered
+    so many steps (``frames.make_order``), or is "" if the node has no inputs of the client.
     """
 
     execution_id: Bytes32Field

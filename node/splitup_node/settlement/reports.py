@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from splitup.chain.client import Chain
@@ -221,9 +222,9 @@ class Reporter:
         due = [one for one in due if one.steps not in committed]
         committed.update(one.steps for one in due)
         messages = [_make_commitment(one) for one in due if not one.end.is_count]
-        if counted := [one for one in due if one.end.is_count]:
-            earlier = tuple(one.root() for one in counted[1:])
-            messages.append(_make_commitment(counted[0], earlier, report.order))
+        for first, *rest in group_counts(due):
+            earlier = tuple(one.root() for one in rest)
+            messages.append(_make_commitment(first, earlier, report.order))
         for message in messages:
             self._background.start(
                 self._committee_client.spread(api.EXECUTOR_COMMITMENT, message, report.give_up_s)
@@ -248,6 +249,22 @@ class Reporter:
             await asyncio.to_thread(self._journal.put, "revealed", execution_id, {})
         except Unavailable as error:
             _log.error("the reveal of %s cannot be journaled: %s", execution_id, error)
+
+
+def group_counts(completions: Sequence[Completion]) -> list[list[Completion]]:
+    """Return the counts among completions, descending, in groups that fit one commitment each.
+
+    Those of a group show the same takeovers, each for one step less than the one before. Of more
+    groups than members keep of a node, those for the most steps of the most tasks are returned.
+    """
+    counted = enumerate(one for one in completions if one.end.is_count)
+    found = groupby(
+        counted,
+        lambda pair: (pair[1].takeovers, pair[0] + pair[1].steps, pair[0] // limits.UNPAID_STEPS),
+    )
+    groups = [[one for _, one in group] for _, group in found]
+    groups.sort(key=lambda group: group[0].steps * len(group[0].tasks))
+    return groups[-limits.MAX_ENDS :]
 
 
 def _make_takeovers(completion: Completion) -> Takeovers | None:

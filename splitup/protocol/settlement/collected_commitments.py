@@ -22,28 +22,22 @@ from splitup.protocol.settlement.chain_commitments import AgreedCommitments
 
 
 class HeldCommitment(NamedTuple):
-    """A node's commitment for one number of steps."""
+    """What a node commits to in one message: for an end of the client, or steps that it counted."""
 
-    root: str  # "" if the node signed two: then it counts as none
+    roots: dict[int, str]  # by number of steps; {} if the node signed two: then it counts as none
     tokens: tuple[str, ...]  # what the node signed: one message, or two that differ
     taken: frozenset[tuple[int, int]]  # (task, candidate): of others' tasks it answers for these
     is_final: bool  # for the client's final end
-
-
-class HeldCounts(NamedTuple):
-    """A node's commitments for the steps that it counted itself."""
-
-    roots: dict[int, str]  # by number of steps; {} if the node signed two messages
-    tokens: tuple[str, ...]  # as in a ``HeldCommitment``
-    taken: frozenset[tuple[int, int]]
 
 
 @dataclass(slots=True)
 class CollectedCommitments:
     """What nodes sent to the members before the draw, and the members' votes about it."""
 
-    by_node: dict[str, dict[int, HeldCommitment]] = field(default_factory=dict)  # and by steps
-    counts: dict[str, HeldCounts] = field(default_factory=dict)  # by node
+    # for the client's ends, by node and number of steps
+    by_node: dict[str, dict[int, HeldCommitment]] = field(default_factory=dict)
+    # for what nodes counted, by node and the most steps of the message
+    counts: dict[str, dict[int, HeldCommitment]] = field(default_factory=dict)
     ordered: int = 0  # steps that the client ordered, by its signature under their inputs
     order: str = ""  # the token that shows it
     asked: int = 0  # steps that the client signed for, by an order or an interim end
@@ -64,21 +58,9 @@ class CollectedCommitments:
     shared_changes: int = 0  # as many of them were shared
 
     def add_for_end(self, commitment: ExecutorCommitment, token: str, plan: Plan) -> None:
-        """Keep a commitment for an end of the client; of too many numbers the highest are kept.
-
-        Its takeovers have been checked.
-        """
-        steps, is_final = commitment.end.end.steps, commitment.end.end.final
-        by_steps = self.by_node.setdefault(commitment.node, {})
-        known = by_steps.get(steps)
-        taken = list_taken(commitment.takeovers, plan, commitment.node)
-        if known is None:
-            by_steps[steps] = HeldCommitment(commitment.root, (token,), taken, is_final)
-            if len(by_steps) > limits.MAX_ENDS:
-                del by_steps[min(by_steps)]
-        elif known.root and (known.root, known.taken) != (commitment.root, taken):
-            by_steps[steps] = HeldCommitment("", (*known.tokens, token), frozenset(), is_final)
-        self.changes += by_steps.get(steps) is not known
+        """Keep a commitment for an end of the client. Its takeovers have been checked."""
+        roots = {commitment.end.end.steps: commitment.root}
+        self._add(self.by_node, commitment, roots, token, plan)
 
     def add_counted(self, commitment: ExecutorCommitment, token: str, plan: Plan) -> None:
         """Keep the commitments for steps that a node counted, and the order of the plan's client.
@@ -96,13 +78,27 @@ class CollectedCommitments:
             self.ordered, self.order = ordered, token
             self.changes += 1
         roots = {steps - place: root for place, root in enumerate(hashes)}
-        known = self.counts.get(commitment.node)
+        self._add(self.counts, commitment, roots, token, plan)
+
+    def _add(
+        self,
+        held: dict[str, dict[int, HeldCommitment]],
+        commitment: ExecutorCommitment,
+        roots: dict[int, str],
+        token: str,
+        plan: Plan,
+    ) -> None:
+        """Keep a node's message; of too many those for the most steps are kept."""
+        steps, by_steps = max(roots), held.setdefault(commitment.node, {})
+        known, is_final = by_steps.get(steps), commitment.end.end.final
         taken = list_taken(commitment.takeovers, plan, commitment.node)
         if known is None:
-            self.counts[commitment.node] = HeldCounts(roots, (token,), taken)
+            by_steps[steps] = HeldCommitment(roots, (token,), taken, is_final)
+            if len(by_steps) > limits.MAX_ENDS:
+                del by_steps[min(by_steps)]
         elif known.roots and (known.roots, known.taken) != (roots, taken):
-            self.counts[commitment.node] = HeldCounts({}, (*known.tokens, token), frozenset())
-        self.changes += self.counts[commitment.node] is not known
+            by_steps[steps] = HeldCommitment({}, (*known.tokens, token), frozenset(), is_final)
+        self.changes += by_steps.get(steps) is not known
 
     def add_order(self, order: str, plan: Plan) -> int:
         """Return how many steps the plan's client ordered, and note that it did.
@@ -132,9 +128,7 @@ class CollectedCommitments:
 
     def list_tokens(self) -> list[str]:
         """Return the commitments here, as their nodes signed them."""
-        ends = [held for by_steps in self.by_node.values() for held in by_steps.values()]
-        tokens = [token for held in ends for token in held.tokens]
-        tokens += [token for counts in self.counts.values() for token in counts.tokens]
+        tokens = [token for held in self._list_held() for token in held.tokens]
         if self.order:
             tokens.append(self.order)
         return list(dict.fromkeys(tokens))
@@ -143,27 +137,32 @@ class CollectedCommitments:
         """Return the roots for the client's final end after a number of steps, by node."""
         held = ((node, by_steps.get(steps)) for node, by_steps in self.by_node.items())
         return {
-            node: one.root for node, one in held if one is not None and one.is_final and one.root
+            node: one.roots[steps]
+            for node, one in held
+            if one is not None and one.is_final and one.roots
         }
 
     def list_commitments(self, steps: int) -> dict[str, str]:
         """Return the roots for a number of steps, by node: for the client's ends, or counted."""
         nodes = self.by_node.keys() | self.counts.keys()
-        roots = {node: self._list_roots(node).get(steps, "") for node in nodes}
-        return {node: root for node, root in roots.items() if root}
+        held = ((node, self._find(node, steps)) for node in nodes)
+        return {node: one.roots[steps] for node, one in held if one is not None and one.roots}
 
     def list_taken(self, steps: int, nodes: Iterable[str]) -> set[tuple[int, int]]:
         """Return the (task, candidate) that nodes answer for, as their commitments show."""
-        held = [self.by_node.get(node, {}).get(steps) or self.counts[node] for node in nodes]
-        return {name for one in held for name in one.taken}
+        held = (self._find(node, steps) for node in nodes)
+        return {name for one in held if one is not None for name in one.taken}
 
     def list_numbers(self) -> list[int]:
         """Return the numbers of steps that anybody committed to."""
-        nodes = self.by_node.keys() | self.counts.keys()
-        return sorted({steps for node in nodes for steps in self._list_roots(node)})
+        return sorted({steps for held in self._list_held() for steps in held.roots})
 
-    def _list_roots(self, node: str) -> dict[int, str]:
-        """Return a node's roots by number of steps; those for the client's ends come first."""
-        counts, ends = self.counts.get(node), self.by_node.get(node, {})
-        counted = counts.roots if counts is not None else {}
-        return counted | {steps: held.root for steps, held in ends.items()}
+    def _list_held(self) -> list[HeldCommitment]:
+        both = (*self.by_node.values(), *self.counts.values())
+        return [held for by_steps in both for held in by_steps.values()]
+
+    def _find(self, node: str, steps: int) -> HeldCommitment | None:
+        """Return what a node committed to: for the client's end, or in its highest such count."""
+        for_end = self.by_node.get(node, {}).get(steps)
+        counts = sorted(self.counts.get(node, {}).items(), reverse=True)
+        return for_end or next((held for _, held in counts if steps in held.roots), None)

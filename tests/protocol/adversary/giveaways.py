@@ -14,6 +14,7 @@ from typing import Final
 
 from splitup_node.execution.kept.claims import EarnedClaims
 from splitup_node.execution.kept.parts import Part, make_part
+from splitup_node.settlement.reports import group_counts
 
 from splitup.core import limits
 from splitup.core.errors import PeerFault
@@ -170,8 +171,8 @@ class Holder:
         for one in due:
             if not one.end.is_count:
                 self.reports.commit(self.run, self.node, one)
-        if counted := [one for one in due if one.end.is_count]:
-            order = "" if self.claims.order is None else make_order(self.claims.order)
+        order = "" if self.claims.order is None else make_order(self.claims.order)
+        for counted in group_counts(due):
             self.reports.commit(self.run, self.node, *counted, order=order)
 
     def _state(self, completion: Completion) -> Completion:
@@ -523,14 +524,6 @@ class GiveAway:
             and holder.was_asked
             and not holder.has_failed
             for holder in self.holders.values()
-        )
-
-    def has_counted_less(self, steps: int, task: int) -> bool:
-        """Return whether a node that has computed so many steps committed to others' tasks only."""
-        return any(
-            holder.committed and max(holder.committed) < steps
-            for holder in self.holders.values()
-            if len(holder.outputs.get(task, ())) >= steps and holder.was_asked
         )
 
     def is_done(self) -> bool:

@@ -51,10 +51,6 @@ REMAINS: Final = {
         "honest work is unpaid: a node of the client answers for its task",
     ): "A client with a node of its own among the candidates of a task",
     (
-        "client",
-        "honest work is unpaid: its node counts fewer steps, of other tasks",
-    ): "commits to the steps that earn it most",
-    (
         "executor",
         "the client received other outputs than were committed to, and nobody pays: it did not end "
         "the execution in time",
@@ -164,10 +160,7 @@ def _check_giveaway(
             yield f"honest work is unpaid: its task is {verdicts[task].outcome}"
         if node not in honest and node not in world.adversary.accounts and not _is_slow(world):
             if steps <= away.done and away.is_computed(steps, task):
-                why = "nobody answers for its task"
-                if away.has_counted_less(steps, task):
-                    why = "its node counts fewer steps, of other tasks"
-                yield f"honest work is unpaid: {why}"
+                yield "honest work is unpaid: nobody answers for its task"
         if honest and node in world.adversary.accounts:
             yield "honest work is unpaid: a node of the client answers for its task"
         elif honest and node not in honest and not _is_slow(world):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.peer_messages import CommitmentsShared
 from splitup.protocol.execution.ends import make_count, sign_end
 from splitup.protocol.execution.takeovers import sign_takeover
+from splitup.protocol.settlement.collected_commitments import CollectedCommitments
 from tests.builders import make_tensor_frame
 from tests.protocol.settlement.test_steps import PRICE, STEPS, Steps, get_pay
 from tests.protocol.simulator import (
@@ -80,11 +82,18 @@ def commit(
 
 
 def count(
-    simulation: Steps, plan: Plan, task: int, steps: int, order: str = "", **options: Any
+    simulation: Steps,
+    plan: Plan,
+    task: int,
+    steps: int,
+    order: str = "",
+    *,
+    least: int = 1,
+    **options: Any,
 ) -> list[Completion]:
-    """Let the executor of a task commit to its own counts, from ``steps`` down to 1."""
+    """Let the executor of a task commit to its own counts, from ``steps`` down to ``least``."""
     execution_id = plan.request.execution_id
-    counts = [make_count(execution_id, number) for number in range(steps, 0, -1)]
+    counts = [make_count(execution_id, number) for number in range(steps, least - 1, -1)]
     done = [complete(simulation, plan, task, counted) for counted in counts]
     earlier = tuple(completion.root() for completion in done[1:])
     send_commitment(simulation, done[0], earlier=earlier, order=order, **options)
@@ -458,6 +467,50 @@ def test_s60_a_node_answers_for_no_task_that_it_was_given_too_late() -> None:
     assert settle(simulation, plan, *done) == dict.fromkeys(plan.executors(), 3 * STEP_PRICE)
 
 
+@pytest.mark.parametrize("settled", [3, 1])
+def test_s60_a_node_answers_for_other_tasks_at_other_numbers_of_steps(settled: int) -> None:
+    """It has computed more steps of what it lost than of what it took over."""
+    simulation, plan, task, successor, (taken, _) = open_with_successor()
+    executors, execution_id = plan.executors(), plan.request.execution_id
+    own, order = executors.index(successor), make_input_order(execution_id, 2)
+    done = {
+        node: count(simulation, plan, place, settled, order)[0]
+        for place, node in enumerate(executors)
+        if place != own
+    }
+    done[successor] = count(simulation, plan, own, 3, order, least=2)[0]
+    parts = [
+        complete(simulation, plan, place, make_count(execution_id, 1)) for place in (own, task)
+    ]
+    both = tuple(sorted((claim for part in parts for claim in part.tasks), key=lambda c: c.task))
+    fewer = parts[0].model_copy(update={"tasks": both, "takeovers": (taken,)})
+    send_commitment(simulation, fewer, takeovers=fewer.takeovers)
+    pay = dict.fromkeys(executors, settled * STEP_PRICE)
+    if settled == 1:
+        done[successor], pay[successor] = fewer, 2 * STEP_PRICE
+        del done[executors[task]], pay[executors[task]]
+    assert settle(simulation, plan, *done.values()) == pay
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("abcd")))
+def test_s60_of_counts_that_overlap_those_of_the_most_steps_count(order: tuple[str, ...]) -> None:
+    """In whatever order they come. Of two messages for equally many steps none counts."""
+    _, _, plan = open_execution()
+    node, name, collected = plan.executors()[0], plan.request.execution_id, CollectedCommitments()
+    for letter in order:
+        commitment = ExecutorCommitment(
+            execution_id=name,
+            node=node,
+            root="0x" + letter * 64,
+            end=make_count(name, {"a": 4, "b": 3, "c": 2, "d": 2}[letter]),
+            earlier=("0x" + letter * 64,),
+        )
+        collected.add_counted(commitment, letter, plan)
+    roots = {steps: collected.list_commitments(steps) for steps in collected.list_numbers()}
+    assert {steps: root[node][-1] for steps, root in roots.items()} == {4: "a", 3: "a", 2: "b"}
+    assert sorted(collected.list_tokens()) == ["a", "b", "c", "d"]
+
+
 def test_s60_who_says_that_it_answers_for_a_task_and_does_not_pays_for_it() -> None:
     """A client with a node of its own would take all tasks from others, and pay nobody."""
     simulation, plan, _, successor, takeovers = open_with_successor()
@@ -482,10 +535,11 @@ def test_s60_who_says_that_it_answers_for_a_task_and_does_not_pays_for_it() -> N
 
 def test_s63_commitments_to_an_interim_end_complete_no_final_one() -> None:
     """The client signs a final end for one executor, below what it has acknowledged to all."""
-    simulation, _, plan = open_execution()
+    simulation, execution_id, plan = open_execution()
     commit(simulation, plan, 0, 1, final=True)
     for task in (1, 2):
         commit(simulation, plan, task, 1)
+    assert not simulation.run(3, lambda: execution_id in simulation.chain.agreed)
     done = [commit(simulation, plan, task, 3) for task in range(3)]
     assert settle(simulation, plan, *done) == dict.fromkeys(plan.executors(), 3 * STEP_PRICE)
 

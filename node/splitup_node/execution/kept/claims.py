@@ -113,25 +113,22 @@ class EarnedClaims:
     def _make_counts(self, steps: int) -> list[SignedEnd]:
         """Return this node's counts of steps, descending from what it computed.
 
-        They are above ``steps``, and above what the client has acknowledged.
+        They are above ``steps``, and above what the client has acknowledged. Without tasks of its
+        own it counts each task's: members may settle any of them.
         """
         parts = self._lost | dict(self._parts)
         able = {
             task: min(part.digests.steps, self._stored.get(task, limits.MAX_STEPS))
             for task, part in parts.items()
         }
-        own = [able.get(task, 0) for task in self._list_own()]
-
-        def price(steps: int) -> int:
-            """Return what so many steps earn of the tasks that have them."""
-            prices = (self._manifest.tasks[task].price_nano_usdc for task in able)
-            pairs = zip(prices, able.values(), strict=True)
-            return steps * sum(price for price, done in pairs if done >= steps)
-
-        computed = min(own) if own else max(able.values(), key=price, default=0)
-        lowest = max(self.delivered, steps, computed - limits.UNPAID_STEPS)
+        own, lowest = [able.get(task, 0) for task in self._list_own()], max(self.delivered, steps)
+        numbers = {
+            number
+            for computed in ([min(own)] if own else able.values())
+            for number in range(max(lowest, computed - limits.UNPAID_STEPS) + 1, computed + 1)
+        }
         name = self._plan.request.execution_id
-        return [make_count(name, number) for number in range(computed, lowest, -1)]
+        return [make_count(name, number) for number in sorted(numbers, reverse=True)]
 
     def make(self, end: End) -> tuple[TaskCommitment, ...]:
         """Return what this node commits to for this end of the client.

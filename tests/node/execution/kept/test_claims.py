@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import pytest
 from splitup_node.execution.kept.claims import EarnedClaims
 from splitup_node.execution.kept.parts import Part, make_part
+from splitup_node.settlement.reports import group_counts
 
+from splitup.core import limits
 from splitup.core.errors import PeerFault
 from splitup.messages.completions import UNSTATED, Completion, End, SignedEnd, Takeover
 from splitup.messages.frames import Seal
 from splitup.messages.plans import PlanNode
-from splitup.protocol.execution.ends import sign_end
+from splitup.protocol.execution.ends import make_count, sign_end
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.protocol.settlement.proof_of_sampling import check_completion
 from tests.node.network import make_certificate, make_manifest
@@ -182,11 +185,44 @@ def test_s63_an_end_below_what_the_client_ordered_is_no_end(work: Work) -> None:
     assert list_tasks(work.commit(make_end())) == [0, 2]
 
 
-def test_s60_of_tasks_that_differ_in_their_steps_what_earns_most_is_counted() -> None:
-    for steps, expected in ((STEPS - 1, [0, 1]), (1, [0])):
-        work = Work(C)
-        work.give(0, C)
-        work.give(1, C)
-        work.run(0)
-        work.run(1, steps)
-        assert list_tasks(work.commit()) == expected
+@pytest.mark.parametrize("ended", [0, 2])
+def test_s60_of_tasks_that_differ_in_their_steps_each_is_counted(ended: int) -> None:
+    """Whichever of them members settle, also where the client ended it after few steps."""
+    work, fewer = Work(A), 4
+    for task in (0, 2):
+        work.run(task)
+        work.lose(task, C)
+    work.give(1, A)
+    work.run(1, fewer)
+    work.commit(make_end(ended) if ended else None)
+    done = work.claims.make_completions(lambda: bytes(32))
+    counted = {one.steps: list_tasks(one) for one in done if one.end.is_count}
+    assert counted == {
+        steps: [0, 1, 2] if steps <= fewer else [0, 2] for steps in range(ended + 1, STEPS + 1)
+    }
+    first, second = [[one.steps for one in group] for group in group_counts(done)]
+    assert {tuple(first), tuple(second)} == {
+        tuple(range(STEPS, fewer, -1)),
+        tuple(range(fewer, ended, -1)),
+    }
+
+
+def test_s60_counts_are_told_in_messages_that_members_take() -> None:
+    work = Work(A)
+    for task in (0, 2):
+        work.run(task)
+        work.lose(task, C)
+    work.commit()
+    made = work.claims.make_completions(lambda: bytes(32))[0]
+
+    def group(steps: Iterable[int]) -> list[list[int]]:
+        counts = [
+            made.model_copy(update={"end": make_count(EXECUTION, number)}) for number in steps
+        ]
+        return [[one.steps for one in group] for group in group_counts(counts)]
+
+    assert group([9, 8, 5, 4]) == [[5, 4], [9, 8]]
+    most = limits.UNPAID_STEPS
+    assert group(range(most + 2, 0, -1)) == [[2, 1], [*range(most + 2, 2, -1)]]
+    assert group(range(40, 0, -2)) == [[number] for number in range(26, 41, 2)]
+    assert len(group(range(40, 0, -2))) == limits.MAX_ENDS
