@@ -171,7 +171,8 @@ async def check_payments(network: Network, execution_id: str) -> None:
     assert names.count("ExecutionCommitted") == 1
     paid = next(event.args["paid"] for event in events if event.name == "Settled")
     assert paid == 2 * MANIFEST.cost_micro_usdc(STEPS), "executors and one validator per task"
-    assert sum(len({o.task for o in node.orders}) for node in network.nodes) == len(MANIFEST.tasks)
+    asked = {order.task for node in network.nodes for order in node.orders}
+    assert asked == set(range(len(MANIFEST.tasks))), "on a slow machine another validator, too"
 
 
 async def check_share(network: Network) -> None:
