@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -29,6 +31,8 @@ from splitup.net.http import SignedClient
 from tests.builders import HANG_S
 from tests.texts import read_account
 
+R = TypeVar("R")
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "packages-4m"
 MODEL = "packages-4m"
@@ -42,6 +46,12 @@ NODE_VRAM_BYTES = 100_000_000
 PATIENCE_S = 3 * HANG_S  # without any progress
 MOST_S = 15 * HANG_S  # with progress
 SERVE = Path(__file__).with_name("serve_network.py")
+
+
+def run_apart(work: Coroutine[Any, Any, R]) -> R:
+    """Run it in a thread: in this one the loop of Playwright may run."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 @dataclass
@@ -226,7 +236,7 @@ class Network:
             async with SplitUp.connect(self.config) as net, SignedClient() as http:
                 return await fetch_health(net.chain, http, state)
 
-        return asyncio.run(fetch())
+        return run_apart(fetch())
 
     def wait_for_holders(self, count: int, name: str = MODEL) -> None:
         """Wait until ``count`` live nodes hold every task of a model."""
@@ -236,7 +246,7 @@ class Network:
                 model = await net.fetch_model(name)
                 return [task.task_id for task in model.manifest.tasks]
 
-        tasks = asyncio.run(fetch_tasks())
+        tasks = run_apart(fetch_tasks())
 
         def is_held() -> bool:
             holders = self.fetch_health().count_holders()
