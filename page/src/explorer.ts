@@ -92,7 +92,7 @@ export class NodesView extends Pages<{ sequence: number; total: number; nodes: N
       ${notice(this.error, !found)}
       ${
         found
-          ? html`<p class="quiet">${count(found.total)} nodes in the committee's list number ${count(found.sequence)}</p>
+          ? html`<p class="quiet">${count(found.total)} ${found.total === 1 ? "node" : "nodes"} in the committee's list number ${count(found.sequence)}</p>
             <div class="scroll"><table>
               <thead><tr><th>Node</th><th>Operator</th><th>Class</th><th class="number">Tasks</th>
                 <th class="number">Free memory</th><th class="number">Queue</th><th class="number">Uptime</th><th class="number">Stake</th><th class="number">Locked</th></tr></thead>

@@ -223,7 +223,7 @@ var at=globalThis,ct=at.ShadowRoot&&(at.ShadyCSS===void 0||at.ShadyCSS.nativeSha
       <p><input type="search" placeholder="Address, class, operator or endpoint" aria-label="Filter nodes" .value=${this.search}
         @change=${r=>{this.search=r.target.value,this.base=`/explorer/v1/nodes?search=${encodeURIComponent(this.search)}`}}></p>
       ${_(this.error,!e)}
-      ${e?a`<p class="quiet">${x(e.total)} nodes in the committee's list number ${x(e.sequence)}</p>
+      ${e?a`<p class="quiet">${x(e.total)} ${e.total===1?"node":"nodes"} in the committee's list number ${x(e.sequence)}</p>
             <div class="scroll"><table>
               <thead><tr><th>Node</th><th>Operator</th><th>Class</th><th class="number">Tasks</th>
                 <th class="number">Free memory</th><th class="number">Queue</th><th class="number">Uptime</th><th class="number">Stake</th><th class="number">Locked</th></tr></thead>
