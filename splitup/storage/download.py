@@ -239,9 +239,9 @@ class _Part:
         needed = self.length_bytes - self.length
         if free < needed + tuning.DISK_RESERVE_BYTES:
             raise Unavailable(
-                f"the disk of {self._path.parent} has {free} bytes left: {self._path.name} needs "
-                f"{needed}, and {tuning.DISK_RESERVE_BYTES} are kept for the journal; free some "
-                "space"
+                f"the disk of {self._path.parent} has {free / 1e6:,.1f} MB left: {self._path.name} "
+                f"needs {needed / 1e6:,.1f} MB, and {tuning.DISK_RESERVE_BYTES / 1e6:,.0f} MB are "
+                "kept for the journal; free some space"
             )
 
     def _close(self) -> None:

@@ -196,7 +196,7 @@ async def test_f23_disk_without_room_is_named_before_anything_is_fetched(
     room = tuning.DISK_RESERVE_BYTES + len(DATA)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(room, 0, room - 1))
     with pytest.raises(
-        Unavailable, match=r"needs \d+, and 67108864 are kept for the journal; free some space"
+        Unavailable, match=r"needs [0-9.]+ MB, and 67 MB are kept for the journal; free some space"
     ):
         await fetch(store, tmp_path / "blob")
     assert not store.ranges
