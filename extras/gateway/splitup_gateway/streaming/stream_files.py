@@ -56,7 +56,9 @@ class StreamFile:
         except OSError as error:
             self.is_given_up = True
             self.delete()  # what follows would be missing
-            _log.warning("a stream will not outlive this server: %s", error)
+            _log.warning(
+                "a stream will not outlive this server: %s (%s)", error.strerror, path.parent
+            )
         self.size += len(data)
 
     def read(self) -> list[Any]:
