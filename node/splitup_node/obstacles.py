@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,16 @@ def _list_of_daemon(node: NodeStatus, config: Path) -> Iterator[str]:
         yield (
             f"it is loading {values['loading']}; work comes once a task is in memory"
             if values["loading"]
-            else "it holds no task: no model has one that fits into its memory and that too few "
-            "nodes hold; offer more with vram, or wait for a new model"
+            else f"it holds no task: {_describe_missing(values['not_loaded'])}"
         )
+
+
+def _describe_missing(not_loaded: Sequence[Mapping[str, Any]]) -> str:
+    """Return why a node has nothing in memory."""
+    for problem in not_loaded:
+        if not problem["is_refused"]:  # it is tried again
+            return str(problem["reason"])
+    return (
+        "no model has one that fits into its memory and that too few nodes hold; offer more with "
+        "vram, or wait for a new model"
+    )

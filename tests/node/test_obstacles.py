@@ -19,7 +19,9 @@ CHAIN: dict[str, Any] = {
     "active": True,
     "unbonding_at_s": 0,
 }
-RUNNING = VALUES | {"loading": ""}
+RUNNING = VALUES | {"loading": "", "not_loaded": []}
+REFUSED = {"reason": "it is malformed", "is_refused": True}
+FULL = {"reason": "the disk is full", "is_refused": False}
 
 
 def test_a_node_that_lacks_nothing_has_no_obstacle() -> None:
@@ -52,7 +54,8 @@ def test_a_stake_that_does_not_do_is_named(chain: dict[str, Any], words: str) ->
     [
         ({"reach_problem": "no route"}, "no relay carries it"),
         ({"resident": [], "loading": "head"}, "it is loading head"),
-        ({"resident": []}, "it holds no task"),
+        ({"resident": []}, "it holds no task: no model has one"),
+        ({"resident": [], "not_loaded": [REFUSED, FULL]}, "it holds no task: the disk is full"),
     ],
 )
 def test_a_daemon_that_can_do_nothing_says_why(values: dict[str, Any], words: str) -> None:
