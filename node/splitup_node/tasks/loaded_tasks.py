@@ -57,6 +57,7 @@ class LoadedTasks:
         self._places: dict[str, tuple[int, int]] = {}  # task_id -> worker, program
         self.programs: dict[str, int] = {}  # task_id -> program, of those that are served
         self.loading = ""
+        self._said = ""  # the task whose loading was logged last: it is tried once a second
         self._unasked: tuple[str, asyncio.Task[int]] | None = None  # task_id, its loading
 
     @property
@@ -200,13 +201,15 @@ class LoadedTasks:
                     f"{free} of {max(self._workers.memory_bytes)} are free{others}"
                 )
             self.loading = task.task_id
-            _log.info(
-                "loading %s (%s, %s)",
-                task.label,
-                task.task_id[:12],
-                format_bytes(task.vram_bytes),
-                extra={"in_place": True},
-            )
+            if self._said != task.task_id:
+                _log.info(
+                    "loading %s (%s, %s)",
+                    task.label,
+                    task.task_id[:12],
+                    format_bytes(task.vram_bytes),
+                    extra={"in_place": True},
+                )
+                self._said = task.task_id
             try:
                 graph, weights = await self._cache.fetch_task(model_id, index)
                 vectors = await self._cache.fetch_vectors(model_id, index)
@@ -229,6 +232,7 @@ class LoadedTasks:
                     f"the worker died right after it loaded {task.label}; it is loaded again later"
                 )
             self.programs[task.task_id] = program
+            self._said = ""
             _log.info("loaded %s (%s)", task.label, task.task_id[:12])
             return program
 

@@ -123,6 +123,21 @@ async def test_tasks_are_loaded_where_memory_is_free_and_again_after_a_worker_di
     ]
 
 
+async def test_a_task_that_cannot_be_fetched_is_announced_once(
+    workers: Workers, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is tried once a second, and a full disk has no room for as many lines."""
+    caplog.set_level("INFO", "splitup.node.loaded_tasks")
+    cache = LocalCache(tmp_path / "missing", [make_accumulator(2)])
+    loaded_tasks = LoadedTasks(workers, cast(TaskCache, cache))
+    for _ in range(3):
+        with pytest.raises(FileNotFoundError):
+            await loaded_tasks.ensure(MODEL, 0)
+    (tmp_path / "missing").mkdir()
+    await loaded_tasks.ensure(MODEL, 0)
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["loading", "loaded"]
+
+
 @pytest.mark.parametrize(
     ("declared", "error"),
     [({"vram_bytes": 767}, "needs 768 .* 767 are"), ({"hidden_bytes": 1}, "512 .* 511 are")],
