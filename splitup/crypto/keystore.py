@@ -21,8 +21,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from Crypto.Cipher import AES
-from Crypto.Protocol.KDF import scrypt
 from eth_hash.auto import keccak
 
 from splitup.core import limits, tuning
@@ -221,6 +219,8 @@ def _derive_key(function: str, parameters: Mapping[str, Any], passphrase: bytes)
     if function == "scrypt":
         n, r, p = (int(parameters[name]) for name in ("n", "r", "p"))
         # OpenSSL's refuses r = 1, which the standard's own example has; bytes are taken as well
+        from Crypto.Protocol.KDF import scrypt  # at use: few commands open a key
+
         return bytes(scrypt(passphrase, salt, length, n, r, p))  # type: ignore[arg-type]
     if function == "pbkdf2" and parameters["prf"] == "hmac-sha256":
         return hashlib.pbkdf2_hmac("sha256", passphrase, salt, int(parameters["c"]), length)
@@ -229,6 +229,8 @@ def _derive_key(function: str, parameters: Mapping[str, Any], passphrase: bytes)
 
 def _apply_aes_ctr(key: bytes, counter: bytes, data: bytes) -> bytes:
     """Encrypt or decrypt: in counter mode both are the same."""
+    from Crypto.Cipher import AES
+
     cipher = AES.new(key[:16], AES.MODE_CTR, nonce=b"", initial_value=counter)
     return cipher.encrypt(data)
 

@@ -25,6 +25,14 @@ def test_a_program_loads_what_it_needs(program: str) -> None:
     assert not (NEVER | MORE.get(program, set())) & set(done.stdout.split())
 
 
+@pytest.mark.parametrize("program", ["splitup status", "splitup receipt", "splitup-node status"])
+def test_no_cipher_is_loaded_before_a_key_is_opened(program: str) -> None:
+    modules = ", ".join(PROGRAMS[program].split())
+    code = f"import {modules}, sys; print('Crypto.Cipher' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_the_compiler_loads_nothing_of_the_chain() -> None:
     """A target that no cut fits is refused seconds after the start, most of which are imports."""
     code = "import splitup_deploy.cutting.build, splitup_deploy.showing.progress, sys; "
