@@ -83,7 +83,7 @@ def main() -> None:
     seconds = float(sys.argv[1]) if sys.argv[1:] else 60.0
     directory = Path(tempfile.mkdtemp(prefix="splitup-idle-"))
     try:
-        up_detached(DevnetOptions(directory, NODES, EXAMPLE.node_vram_bytes), say)
+        up_detached(DevnetOptions(directory, NODES, EXAMPLE.node_vram_bytes), say, lambda _: None)
         try:
             asyncio.run(load_model(directory))
             say(f"measuring for {seconds:g} s")

@@ -50,16 +50,20 @@ def find_adapter_flags() -> type[AdapterFlags]:
 
 
 def as_command(
-    function: Callable[..., Any] | None = None, *, interrupted: str = "interrupted"
+    function: Callable[..., Any] | None = None,
+    *,
+    hint: str = "",
+    interrupted: str = "interrupted",
 ) -> Callable[..., Any]:
     """Return what Typer takes for a function, which may be a coroutine's.
 
     Its parameters are flags and arguments. A frozen dataclass stands for its fields, and they for
-    theirs. ``Output`` is opened; ``JsonOutput`` adds the flag ``--json``. An error becomes one
-    sentence and exit code 1 or 2, Ctrl-C ``interrupted`` and 130.
+    theirs. ``Output`` is opened; ``JsonOutput`` adds the flag ``--json``. A terminal shows ``hint``
+    while the command loads and asks. An error becomes one sentence and exit code 1 or 2, Ctrl-C
+    ``interrupted`` and 130.
     """
     if function is None:
-        return partial(as_command, interrupted=interrupted)
+        return partial(as_command, hint=hint, interrupted=interrupted)
     parameters = inspect.signature(function).parameters
     hints = {
         name: find_adapter_flags() if kind is AdapterFlags else kind
@@ -72,6 +76,8 @@ def as_command(
 
     def command(**values: Any) -> None:
         output = Output.open(has_json and values["as_json"])
+        if hint:
+            output.hint(hint)
 
         def run() -> None:
             taken = {

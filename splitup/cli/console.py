@@ -94,6 +94,7 @@ class Output:
         if self.as_json:
             self.print_json(value)
         else:
+            self._clear()
             show()
 
     def _clear(self) -> None:

@@ -82,11 +82,14 @@ def up(options: DevnetOptions, say: Callable[[str], None], update: Callable[[str
         raise KeyboardInterrupt
 
 
-def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
+def up_detached(
+    options: DevnetOptions, say: Callable[[str], None], update: Callable[[str], None]
+) -> None:
     """Start a network in the background and return when it is ready.
 
-    Raises ConfigurationError as ``Devnet.start``, and Unavailable, with the end of the supervisor's
-    log, when it does not come up.
+    ``update`` gets what its supervisor says meanwhile. Raises ConfigurationError as
+    ``Devnet.start``, and Unavailable, with the end of the supervisor's log, when it does not come
+    up.
     """
     directory = options.directory.absolute()
     if (pid := find_holder(directory)) is not None:
@@ -116,6 +119,8 @@ def up_detached(options: DevnetOptions, say: Callable[[str], None]) -> None:
             if mistake:  # a message that names its remedy
                 raise ConfigurationError(mistake)
             raise Unavailable(f"the network did not start:\n{said}")
+        if log.stat().st_size > start:
+            update(read_tail(log, 1, start=start).strip())
         time.sleep(_POLL_S)
     say(f"ready; the network runs in {directory}; stop it with: splitup down --dir {directory}")
 

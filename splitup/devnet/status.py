@@ -71,12 +71,13 @@ class NetworkHealth:
 
     def describe(self) -> str:
         """Return one line for a terminal."""
+        most = max(self.live_nodes, self.wanted_nodes)  # others may have joined
         return ", ".join(
             (
                 f"{len(self.gateways)}/{GATEWAYS} gateways",
                 f"{len(self.members)}/{self.wanted_members} committee members",
                 "group key" if self.has_group_key else "no group key yet",
-                f"{self.live_nodes}/{self.wanted_nodes} nodes",
+                f"{self.live_nodes}/{most} nodes",
             )
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from splitup.cli.command import JsonOutput, as_command
@@ -101,3 +103,18 @@ app([])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines() == ["first", "WARNING:splitup.a:second\ufffdthird"]
+
+
+def test_a_hint_stands_until_the_result_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal only; what a result prints on stdout begins on an empty line."""
+    shown = io.StringIO()
+    screen = Console(file=shown, force_terminal=True, width=80)
+    monkeypatch.setattr(Output, "open", lambda _: Output(False, screen, screen))
+
+    @as_command(hint="asking the chain")
+    def command(*, output: JsonOutput) -> None:
+        """Ask."""
+        output.give({}, lambda: output.out.print("some nodes"))
+
+    assert invoke(command).exit_code == 0
+    assert shown.getvalue() == "\r\x1b[2Kasking the chain\r\x1b[2Ksome nodes\n"

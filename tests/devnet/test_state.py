@@ -29,6 +29,7 @@ from splitup.devnet.state import (
     read_runtime,
     write_runtime,
 )
+from splitup.devnet.status import NetworkHealth, NodeHealth
 
 
 def test_ports_are_distinct_and_kept(tmp_path: Path) -> None:
@@ -107,6 +108,12 @@ def test_busy_port_is_one_sentence(tmp_path: Path) -> None:
             state.check_ports(tmp_path)
 
 
+def test_nodes_that_joined_are_counted_among_all() -> None:
+    joined = NodeHealth("0x1", "http://n:1", 1, answers=True, in_snapshot=True, tasks=())
+    health = NetworkHealth(1, True, (), (), (joined,) * 6, wanted_nodes=5, wanted_members=4)
+    assert health.describe().endswith(" 6/6 nodes")
+
+
 def test_a_detached_start_says_why_it_failed(tmp_path: Path) -> None:
     state = DevnetState.create(nodes=1, vram_bytes=1)
     state.save(tmp_path)
@@ -115,7 +122,7 @@ def test_a_detached_start_says_why_it_failed(tmp_path: Path) -> None:
     log.write_text("error: of an earlier start\n")
     with socket.create_server(("127.0.0.1", state.chain_port)):
         with pytest.raises(ConfigurationError, match=rf"^port {state.chain_port}, which .* --dir"):
-            up_detached(DevnetOptions(tmp_path), print)
+            up_detached(DevnetOptions(tmp_path), print, print)
 
 
 def test_a_network_that_is_stopped_while_it_starts_says_so(

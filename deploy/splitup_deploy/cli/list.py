@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from splitup.chain.registered_models import RegisteredModel
 
 
-@as_command
+@as_command(hint="asking the chain")
 async def command(network: NetworkOptions, *, output: JsonOutput) -> None:
     """List the registered models, and which version of each name is used."""
     from splitup.chain.registered_models import fetch_models

@@ -9,7 +9,7 @@ from splitup_deploy.cli.options import KeyOptions, ModelArgument, NetworkOptions
 from splitup_deploy.cli.steps import open_network
 
 
-@as_command
+@as_command(hint="asking the chain")
 async def command(
     model: ModelArgument, network: NetworkOptions, key: KeyOptions, *, output: JsonOutput
 ) -> None:

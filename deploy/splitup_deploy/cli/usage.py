@@ -12,7 +12,7 @@ from splitup_deploy.cli.options import NetworkOptions
 from splitup_deploy.cli.steps import open_network
 
 
-@as_command
+@as_command(hint="asking the chain")
 async def command(
     model: Annotated[
         str,

@@ -84,7 +84,7 @@ class PenaltyFlags:
     ] = 0.0
 
 
-@as_command
+@as_command(hint="loading")
 async def command(
     calls: CallFlags,
     text: TextOptions,

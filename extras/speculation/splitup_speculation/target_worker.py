@@ -9,7 +9,7 @@ from splitup_speculation.flags import ServedFlags, make_context, serve_worker
 CONTEXT = make_context("target-worker")
 
 
-@as_command(interrupted="stopped before the worker was ready")
+@as_command(hint="loading", interrupted="stopped before the worker was ready")
 async def command(flags: ServedFlags, *, output: Output) -> None:
     """Verify others' drafts with a model. Needs pip install 'splitup[workers]'.
 

@@ -14,7 +14,7 @@ from splitup.core import tuning
 from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption, open_account
 
 
-@as_command
+@as_command(hint="asking the chain")
 async def stake(
     config: ConfigOption = DEFAULT_CONFIG,
     audit: Annotated[
@@ -64,7 +64,7 @@ def _show_stake(config: Path, result: dict[str, Any], console: Console) -> None:
     )
 
 
-@as_command
+@as_command(hint="asking the chain")
 async def unstake(
     config: ConfigOption = DEFAULT_CONFIG,
     cancel: Annotated[bool, typer.Option("--cancel", help="Stay after all.")] = False,
@@ -89,7 +89,7 @@ def _show_unstake(config: Path, result: dict[str, Any], console: Console) -> Non
     )
 
 
-@as_command
+@as_command(hint="asking the chain")
 async def withdraw(
     config: ConfigOption = DEFAULT_CONFIG,
     stake: Annotated[bool, typer.Option("--stake", help="The stake, after unbonding.")] = False,

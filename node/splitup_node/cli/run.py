@@ -16,7 +16,7 @@ from splitup_node.cli.progress import InPlaceHandler
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
-@as_command
+@as_command(hint="starting the node")
 async def command(
     config: ConfigOption = DEFAULT_CONFIG,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,

@@ -28,7 +28,7 @@ _EARNINGS_S: Final = 30.0  # they take several requests to the chain
 _DAYS: Final = 7
 
 
-@as_command
+@as_command(hint="asking the chain")
 async def status(config: ConfigOption = DEFAULT_CONFIG, *, output: JsonOutput) -> None:
     """Show what the chain knows of the node, and what the node is doing."""
     from splitup_node.owner_facts import fetch_facts
@@ -60,7 +60,7 @@ def make_status_table(config: Path, facts: dict[str, Any]) -> Table:
     return table
 
 
-@as_command
+@as_command(hint="asking the chain")
 async def earnings(
     config: ConfigOption = DEFAULT_CONFIG,
     days: Annotated[
@@ -105,7 +105,7 @@ def make_earnings_table(days: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-@as_command
+@as_command(hint="asking the chain")
 def top(config: ConfigOption = DEFAULT_CONFIG, *, output: Output) -> None:
     """Show what status and earnings say, live, until Ctrl-C."""
     from splitup.core import event_loop

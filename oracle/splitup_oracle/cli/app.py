@@ -111,7 +111,7 @@ async def join(
 
 
 @app.command(short_help="Show how each member of the committee sees the network.")
-@as_command
+@as_command(hint="asking the chain and the members")
 async def status(config: ConfigOption = Path("oracle.toml"), *, output: JsonOutput) -> None:
     """Show how each member of the committee sees the network.
 

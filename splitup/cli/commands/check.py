@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from splitup.client.market.plan_check import CheckedPlan, PassedOver
 
 
-@as_command
+@as_command(hint="asking the chain")
 async def command(
     execution_id: ExecutionArgument,
     report: Annotated[

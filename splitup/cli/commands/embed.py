@@ -13,7 +13,7 @@ from splitup.cli.cost import Cost, wait_for_cost
 from splitup.cli.options import ConfigFlag, PaymentOptions
 
 
-@as_command
+@as_command(hint="loading")
 async def command(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Name or id of a registered embedding model.")

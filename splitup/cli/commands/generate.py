@@ -215,7 +215,7 @@ class DiffusionFlags:
         return DiffusionOptions(**typed) if typed else None
 
 
-@as_command
+@as_command(hint="loading")
 async def command(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Name or id of a registered text model.")

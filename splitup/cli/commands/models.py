@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from splitup.client.market.offers import Offer
 
 
-@as_command
+@as_command(hint="asking the chain, the committee and the storage")
 async def command(config: ConfigFlag = None, *, output: JsonOutput) -> None:
     """List the models on the market: kind, context, price of a step, and whether nodes hold it."""
     from splitup.client.connection import SplitUp

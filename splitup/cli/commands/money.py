@@ -10,7 +10,7 @@ from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.options import ConfigFlag
 
 
-@as_command
+@as_command(hint="asking the chain")
 async def deposit(
     amount: Annotated[
         str, typer.Argument(metavar="AMOUNT", help="USDC to move from your wallet into the market.")
@@ -46,7 +46,7 @@ async def deposit(
     )
 
 
-@as_command
+@as_command(hint="asking the chain")
 async def withdraw(
     amount: Annotated[
         str | None,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from splitup.devnet.commands import NetworkStatus
 
 
-@as_command(interrupted="stopped before the network was ready")
+@as_command(hint="starting the network", interrupted="stopped before the network was ready")
 def up(
     nodes: Annotated[
         int | None,
@@ -54,8 +54,7 @@ def up(
     vram_bytes = None if vram is None else _parse_size(vram)
     options = DevnetOptions(directory, nodes, vram_bytes, members=members)
     if detach:
-        output.hint("starting the network")
-        commands.up_detached(options, output.say)
+        commands.up_detached(options, output.say, output.hint)
     else:
         commands.up(options, output.say, output.update)
 
@@ -74,7 +73,7 @@ def _parse_size(text: str) -> int:
         ) from None
 
 
-@as_command
+@as_command(hint="stopping the network")
 def down(directory: DirFlag = DEFAULT_HOME, *, output: Output) -> None:
     """Stop the network of a directory; its chain, objects and keys are kept."""
     from splitup.devnet import commands
@@ -82,7 +81,7 @@ def down(directory: DirFlag = DEFAULT_HOME, *, output: Output) -> None:
     commands.down(directory, output.say)
 
 
-@as_command
+@as_command(hint="sending test money")
 def fund(
     account: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="Address of the account, 0x and 40 digits.")
@@ -105,7 +104,7 @@ def fund(
     output.say(f"{account} received {amount} test USDC and has ether for gas")
 
 
-@as_command
+@as_command(hint="asking the chain, the committee and the nodes")
 def status(directory: DirFlag = DEFAULT_HOME, *, output: JsonOutput) -> None:
     """Show processes, committee and nodes of a network; exit code 1 when it is not ready."""
     from splitup.devnet.commands import fetch_status

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SILENT_S: Final = 2.0  # a longer wait is announced
 
 
-@as_command
+@as_command(hint="asking the chain")
 async def command(
     execution_id: ExecutionArgument, config: ConfigFlag = None, *, output: JsonOutput
 ) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from splitup.client.outcome import Array, Result
 
 
-@as_command
+@as_command(hint="loading")
 async def command(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Name or id of a registered model.")

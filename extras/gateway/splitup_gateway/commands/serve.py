@@ -189,7 +189,7 @@ class PrivateFlags:
     ] = None
 
 
-@as_command(interrupted="stopped before the server was ready")
+@as_command(hint="loading", interrupted="stopped before the server was ready")
 async def command(
     listen: ListenOptions,
     leases: LeaseFlags,
