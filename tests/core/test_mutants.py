@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import MUTANTS, ROOT, Mutant, find_moved
+from tests.mutants import MUTANTS
+from tests.mutants.mutant import ROOT, Mutant, find_moved
 
 SECURITY = Path(ROOT, "docs", "security.md")
 

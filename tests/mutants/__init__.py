@@ -1,0 +1,14 @@
+"""Every protection of docs/security.md, what the code would say without it, and its test."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants import committee, costs, payment, transport
+
+MUTANTS: Final = (
+    *costs.MUTANTS,
+    *payment.MUTANTS,
+    *committee.MUTANTS,
+    *transport.MUTANTS,
+)

@@ -1,0 +1,226 @@
+"""What a stranger's message costs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS: Final = (
+    Mutant(
+        "numbers beyond a table",
+        "splitup/cpu/row_copies.py",
+        '        asm.jump("jge", "zeros")\n',
+        "",
+        "tests/cpu/test_row_copies.py::test_rows_that_numbers_name_are_copied",
+        is_quick=False,
+    ),
+    Mutant(
+        "form of an endpoint's results",
+        "splitup/chain/rpc.py",
+        '        check_result(calls[place][0], entry.get("result"))\n',
+        "        pass\n",
+        "tests/chain/test_rpc.py::test_s54_what_is_no_result_counts_as_no_answer",
+    ),
+    Mutant(
+        "length of an endpoint's answer",
+        "splitup/chain/rpc.py",
+        "len(text) > limits.MAX_RPC_ANSWER_BYTES",
+        "False",
+        "tests/chain/test_rpc.py::test_s54_an_answer_has_a_length",
+    ),
+    Mutant(
+        "results that do not fit the ABI",
+        "splitup/chain/client.py",
+        "except DecodingError as error:",
+        "except ZeroDivisionError as error:",
+        "tests/chain/test_rpc.py::test_s54_a_result_of_another_form_is_the_endpoints_fault",
+    ),
+    Mutant(
+        "damaged events",
+        "splitup/chain/event_stream.py",
+        "except DecodingError as error:",
+        "except ZeroDivisionError as error:",
+        "tests/chain/test_rpc.py::test_s54_a_damaged_event_is_the_endpoints_fault",
+    ),
+    Mutant(
+        "strings of a result",
+        "splitup/chain/abi.py",
+        "stream.characters > stream.getbuffer().nbytes",
+        "False",
+        "tests/chain/test_abi.py::"
+        "test_s54_a_string_that_is_referred_to_again_and_again_stays_small",
+    ),
+    Mutant(
+        "scans of a JPEG",
+        "splitup/client/images/image_reader.py",
+        "            if scans * pixels > (most",
+        "            if 0 > (most",
+        "tests/deploy/frontends/test_images.py::test_s30_scans_of_a_jpeg_are_counted_before_they_are_drawn",
+        is_quick=False,
+    ),
+    Mutant(
+        "turns by group",
+        "splitup/core/places.py",
+        "                self._waiting[group] = turns  # behind all others\n",
+        "                self._waiting = OrderedDict({group: turns} | self._waiting)\n",
+        "tests/core/test_places.py::test_s30_a_lock_goes_round_by_group",
+    ),
+    Mutant(
+        "sessions of an adapter host by network",
+        "extras/private/splitup_private/adapters/host.py",
+        "get_admission(request).get_group(request), name)",
+        '"", name)',
+        "extras/private/private_tests/adapters/test_host.py::test_s31_a_newcomer_gets_a_session_of_the_network_that_has_the_most",
+        is_quick=False,
+    ),
+    Mutant(
+        "keys before a process",
+        "extras/private/splitup_private/adapters/host.py",
+        "        check_rotation_keys(keys, info.parameters, layout)",
+        "        pass",
+        "extras/private/private_tests/adapters/test_host.py::"
+        "test_s55_what_cannot_be_keys_starts_no_process_and_takes_no_place",
+        is_quick=False,
+    ),
+    Mutant(
+        "files of devices by key",
+        "extras/gateway/splitup_gateway/split/files.py",
+        "self._places.take(principal, task)) == (principal, task)",
+        'self._places.take("", task)) == ("", task)',
+        "extras/gateway/gateway_tests/split/test_files.py::"
+        "test_s56_a_key_that_reads_slowly_keeps_files_from_no_other",
+        is_quick=False,
+    ),
+    Mutant(
+        "lists that a pickle names again",
+        "deploy/splitup_deploy/frontends/pytorch/pickle_reader.py",
+        "self.operations += sum(len(one) for one in arguments if isinstance(one, list | tuple))",
+        "pass",
+        "tests/deploy/frontends/test_state_files.py::"
+        "test_s57_a_list_counts_each_time_that_something_is_made_of_it",
+        is_quick=False,
+    ),
+    Mutant(
+        "storages that a pickle names again",
+        "deploy/splitup_deploy/frontends/pytorch/state_files.py",
+        "        self.inner[arguments[0]] = root\n",
+        "",
+        "tests/deploy/frontends/test_state_files.py::test_s57_a_storage_inside_a_pickle_is_read_once",
+        is_quick=False,
+    ),
+    Mutant(
+        "dicts that a pickle names again",
+        "deploy/splitup_deploy/frontends/pytorch/state_files.py",
+        "{id(root[name]): name",
+        "{name: name",
+        "tests/deploy/frontends/test_state_files.py::"
+        "test_s57_a_dict_under_many_names_is_looked_through_once",
+        is_quick=False,
+    ),
+    Mutant(
+        "merges of a tokenizer",
+        "deploy/splitup_deploy/frontends/gguf/tokenizer.py",
+        "len(merges) <= MAX_ARRAY",
+        "True",
+        "tests/deploy/frontends/test_gguf.py::"
+        "test_s57_a_tokenizer_has_no_more_merges_than_a_file_has_values",
+        is_quick=False,
+    ),
+    Mutant(
+        "chunks of one execution",
+        "splitup/net/tensor_chunks.py",
+        "            self._remove(most, next(reversed(self._incoming[most])))\n",
+        "            return False\n",
+        "tests/node/execution/test_chunk_transfers.py::test_s32_the_execution_with_the_most_chunks_gives_way_to_others",
+        is_quick=False,
+    ),
+    Mutant(
+        "manifests that are passed on",
+        "oracle/splitup_oracle/gateway/http_gateway.py",
+        "            body=await self._objects.fetch_manifest_file(model_id),\n",
+        "            body=(await self._objects.fetch_manifest(model_id)).to_bytes(),\n",
+        "tests/oracle/gateway/test_strangers.py::test_s34_who_asks_for_a_manifest_checks_it",
+        is_quick=False,
+    ),
+    Mutant(
+        "long texts apart",
+        "splitup/client/text/tokenizer.py",
+        "        if length <= tuning.LONG_TEXT_CHARS:\n",
+        "        if True:\n",
+        "tests/client/text/test_tokenizer.py::test_s33_a_long_text_holds_up_no_stream",
+        is_quick=False,
+    ),
+    Mutant(
+        "the first wrong entry",
+        "splitup/core/records.py",
+        '        schema["fail_fast"] = True\n',
+        "",
+        "tests/fuzz/test_costs.py::test_s20_the_first_wrong_entry_ends_a_check",
+        is_quick=False,
+    ),
+    Mutant(
+        "one unknown key",
+        "splitup/core/records.py",
+        "        return {**kept, unknown: value[unknown]}\n",
+        "        return value\n",
+        "tests/fuzz/test_costs.py::test_s20_the_first_wrong_entry_ends_a_check",
+        is_quick=False,
+    ),
+    Mutant(
+        "brackets that take much memory",
+        "splitup/core/codec.py",
+        "if (weight := _weigh(bare)) > most:",
+        "if (weight := _weigh(bare)) < 0:",
+        "tests/core/test_codec.py::test_s20_brackets_are_counted_before_anything_is_built",
+    ),
+    Mutant(
+        "many values",
+        "splitup/core/codec.py",
+        ">= max_values:\n        raise",
+        "< 0:\n        raise",
+        "tests/core/test_codec.py::test_s20_values_are_counted_before_anything_is_built",
+    ),
+    Mutant(
+        "order of keys",
+        "splitup/core/codec.py",
+        "map(operator.lt, found",
+        "map(operator.ne, found",
+        "tests/core/test_codec.py::test_every_other_spelling_is_refused",
+    ),
+    Mutant(
+        "repeated keys",
+        "splitup/core/codec.py",
+        "if colons != kept:",
+        "if colons < kept:",
+        "tests/core/test_codec.py::test_every_other_spelling_is_refused",
+    ),
+    Mutant(
+        "spelling of a manifest",
+        "splitup/graph/manifest_rules.py",
+        'if value != manifest.model_dump(mode="json"):',
+        "if value is None:",
+        "tests/graph/test_manifest.py::test_what_may_be_left_out_has_one_spelling",
+    ),
+    Mutant(
+        "number of token biases",
+        "extras/gateway/splitup_gateway/apis/requests.py",
+        "Field(max_length=MAX_BIASES)",
+        "Field()",
+        "extras/gateway/gateway_tests/serve/apis/test_requests.py::test_s20_biases_are_counted",
+    ),
+    Mutant(
+        "spelling of signed bytes",
+        "splitup/core/codec.py",
+        "        _check_spelling(text)\n",
+        "",
+        "tests/core/test_codec.py::test_every_other_spelling_is_refused",
+    ),
+    Mutant(
+        "a refused manifest",
+        "splitup/graph/manifest_rules.py",
+        "        _refused[digest] = str(error)\n",
+        "",
+        "tests/graph/test_manifest.py::test_s20_a_refused_manifest_is_not_read_again",
+    ),
+)
