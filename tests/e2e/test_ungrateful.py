@@ -58,7 +58,7 @@ def encode_inputs(specs: Sequence[TensorSpec], arrays: dict[str, Array]) -> list
 
 
 # In small: tests/node/execution/test_takeover.py and kept/test_claims.py (nodes), and
-# tests/protocol/settlement/test_unended.py (members)
+# tests/protocol/settlement/test_given_away.py (members)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "harm",

@@ -52,7 +52,7 @@ MUTANTS: Final = (
         f"{SETTLEMENT}/settlement_state.py",
         "next((n for n in finals if n >= self.collected.asked and len(finals) == 1), None)",
         "min(finals, default=None)",
-        f"{TESTS}/settlement/test_unended.py::test_s69_a_client_that_replaces_all_pays_what_it_had_signed_for",
+        f"{TESTS}/settlement/test_given_away.py::test_s69_a_client_that_replaces_all_pays_what_it_had_signed_for",
         is_quick=False,
     ),
     Mutant(

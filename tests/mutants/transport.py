@@ -390,7 +390,7 @@ MUTANTS: Final = (
         f"{SETTLEMENT}/collected_commitments.py",
         "for _, held in counts if",
         "for _, held in counts[:1] if",
-        f"{TESTS}/settlement/test_unended.py::"
+        f"{TESTS}/settlement/test_given_away.py::"
         "test_s60_a_node_answers_for_other_tasks_at_other_numbers_of_steps",
         is_quick=False,
     ),
@@ -406,7 +406,7 @@ MUTANTS: Final = (
         f"{SETTLEMENT}/settlement_state.py",
         "n >= self.collected.asked and ",
         "",
-        f"{TESTS}/settlement/test_unended.py::test_s69_a_client_that_replaces_all_pays_what_it_had_signed_for",
+        f"{TESTS}/settlement/test_given_away.py::test_s69_a_client_that_replaces_all_pays_what_it_had_signed_for",
         is_quick=False,
     ),
     Mutant(
@@ -414,7 +414,7 @@ MUTANTS: Final = (
         f"{SETTLEMENT}/settlement_state.py",
         "now < self.collected.answer_until and self.list_replaced()",
         "False",
-        f"{TESTS}/settlement/test_unended.py::test_s69_a_client_that_replaces_all_pays_what_it_had_signed_for",
+        f"{TESTS}/settlement/test_given_away.py::test_s69_a_client_that_replaces_all_pays_what_it_had_signed_for",
         is_quick=False,
     ),
     Mutant(
@@ -437,7 +437,7 @@ MUTANTS: Final = (
         f"{SETTLEMENT}/settlement_state.py",
         "self.certificate.plan, self.collected.list_taken(steps, commitments)",
         "self.certificate.plan, set(self.collected.takeovers)",
-        f"{TESTS}/settlement/test_unended.py::test_s60_a_node_answers_for_no_task_that_it_was_given_too_late",
+        f"{TESTS}/settlement/test_given_away.py::test_s60_a_node_answers_for_no_task_that_it_was_given_too_late",
         is_quick=False,
     ),
     Mutant(
@@ -445,7 +445,7 @@ MUTANTS: Final = (
         f"{SETTLEMENT}/proof_of_sampling.py",
         "planned[t] == node and is_given_away(completion, plan, t)",
         "is_given_away(completion, plan, t)",
-        f"{TESTS}/settlement/test_unended.py::test_s60_who_says_that_it_answers_for_a_task_and_does_not_pays_for_it",
+        f"{TESTS}/settlement/test_given_away.py::test_s60_who_says_that_it_answers_for_a_task_and_does_not_pays_for_it",
         is_quick=False,
     ),
     Mutant(
@@ -453,7 +453,7 @@ MUTANTS: Final = (
         f"{SETTLEMENT}/collected_commitments.py",
         "one.is_final and one.roots",
         "one.roots",
-        f"{TESTS}/settlement/test_unended.py::test_s63_commitments_to_an_interim_end_complete_no_final_one",
+        f"{TESTS}/settlement/test_given_away.py::test_s63_commitments_to_an_interim_end_complete_no_final_one",
         is_quick=False,
     ),
     Mutant(
@@ -461,7 +461,7 @@ MUTANTS: Final = (
         f"{SETTLEMENT}/settlement_state.py",
         "known=known, ",
         "",
-        f"{TESTS}/settlement/test_unended.py::test_s63_members_wait_for_who_took_a_task_over",
+        f"{TESTS}/settlement/test_given_away.py::test_s63_members_wait_for_who_took_a_task_over",
         is_quick=False,
     ),
     Mutant(

@@ -63,8 +63,8 @@ async def command(
         context = made.context
         output.say(f"certificate (SHA-256): {made.fingerprint}")
         output.say(
-            "no authority signed it, so browsers open the page but install no app from it; "
-            "for that see 'A page to install' in docs/guides/private-inference.md"
+            "no authority signed it: browsers open the page, but install no app from it "
+            "(docs/guides/private-inference.md)"
         )
     async with TcpRelay(source, target, RelayLimits(connections, idle_s=idle_s), context) as relay:
         scheme = "https" if tls else "http"
