@@ -354,9 +354,9 @@ class NodeDaemon:
 
     def on_replaced(self, execution: Execution, signed: SignedTakeover) -> None:
         """Answer the members, who wait for it (called by the engine)."""
-        self._show_asked(execution, signed)
+        self._show_signed_steps(execution, signed)
 
-    def _show_asked(self, execution: Execution, *takeovers: SignedTakeover) -> None:
+    def _show_signed_steps(self, execution: Execution, *takeovers: SignedTakeover) -> None:
         """Show the members for how many steps the client has signed, so that none are withdrawn."""
         claims = execution.claims
         message = Takeovers(
@@ -366,7 +366,7 @@ class NodeDaemon:
             order="" if claims.order is None else make_order(claims.order),
             end=claims.acknowledged,
         )
-        self._background.start(self._reporter.show_asked(message, execution.deadline_s))
+        self._background.start(self._reporter.show_signed_steps(message, execution.deadline_s))
 
     def on_ended(self, execution: Execution) -> None:
         """Write an execution's end to the journal, so that a restart can complete it."""
@@ -396,7 +396,7 @@ class NodeDaemon:
         """Report what a failed execution earned before; forget its assignment (by the engine)."""
         claims = execution.claims
         if execution.life.is_over and (signed := claims.find_substitute()) is not None:
-            self._show_asked(execution)
+            self._show_signed_steps(execution)
             claims.conclude(signed)
             self._submit(execution, is_held=True)
         else:

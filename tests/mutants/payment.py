@@ -50,8 +50,8 @@ MUTANTS: Final = (
     Mutant(
         "one number of steps",
         f"{SETTLEMENT}/settlement_state.py",
-        "next((n for n in finals if n >= self.collected.asked and len(finals) == 1), None)",
-        "min(finals, default=None)",
+        "if len(finals) != 1:\n            return None\n        steps = next(iter(finals))\n",
+        "steps = min(finals, default=0)\n        if not steps:\n            return None\n",
         f"{TESTS}/settlement/test_given_away.py::test_s69_a_client_that_replaces_all_pays_what_it_had_signed_for",
         is_quick=False,
     ),

@@ -402,10 +402,10 @@ MUTANTS: Final = (
         "tests/node/execution/kept/test_claims.py::test_s63_an_end_below_what_the_client_ordered_is_no_end",
     ),
     Mutant(
-        "an end below what others were asked",
+        "an end below the steps signed for",
         f"{SETTLEMENT}/settlement_state.py",
-        "n >= self.collected.asked and ",
-        "",
+        "return steps if steps >= self.collected.signed_steps else None",
+        "return steps",
         f"{TESTS}/settlement/test_given_away.py::test_s69_a_client_that_replaces_all_pays_what_it_had_signed_for",
         is_quick=False,
     ),
@@ -425,7 +425,7 @@ MUTANTS: Final = (
         "tests/oracle/member/test_heartbeat_answers.py::test_s69_a_node_that_was_replaced_hears_of_it_and_others_do_not",
     ),
     Mutant(
-        "what a replaced node was asked",
+        "signed steps of a replaced node",
         "node/splitup_node/execution/handovers.py",
         "            self._table.listener.on_replaced(execution, signed)\n",
         "            pass\n",
@@ -490,7 +490,7 @@ MUTANTS: Final = (
     Mutant(
         "signature under logged inputs",
         "node/splitup_node/execution/catch_up.py",
-        "if entry.step < execution.claims.asked:",
+        "if entry.step < execution.claims.signed_steps:",
         "if True:",
         "tests/node/execution/test_takeover.py::test_s62_no_step_is_run_that_the_client_has_not_signed_for",
         is_quick=False,

@@ -134,7 +134,7 @@ class Replay:
             await ran.wait()
         for entry in entries:
             while reader.name.task == CLIENT and self._is_current(execution, part):
-                if entry.step < execution.claims.asked:
+                if entry.step < execution.claims.signed_steps:
                     break
                 self._schedule()
                 await asyncio.sleep(tuning.LOG_POLL_S)

@@ -115,12 +115,16 @@ class Reporter:
             self._background.start(self._committee_client.announce(takeovers, set()))
         self._waiting.put_nowait(report)
 
-    async def show_asked(self, message: Takeovers, deadline_s: int) -> None:
+    async def show_signed_steps(self, message: Takeovers, deadline_s: int) -> None:
         """Tell the members for how many steps the client has signed, and who replaced this node."""
         try:
             await self._committee_client.spread(api.TAKEOVERS, message, deadline_s)
         except SplitUpError as error:
-            _log.warning("members do not hear what is asked of %s: %s", message.execution_id, error)
+            _log.warning(
+                "members do not hear how many steps of %s the client signed for: %s",
+                message.execution_id,
+                error,
+            )
 
     async def watch_taken(
         self,

@@ -61,7 +61,7 @@ async def command(
 
 
 def name_file(directory: Path, name: str) -> Path:
-    """Return the file of an output in a directory, wherever the model's developer names another."""
+    """Return an output's file: in ``directory``, also if its developer calls it "../x"."""
     return directory / f"{name.replace('%', '%25').replace('/', '%2F')}.npy"
 
 

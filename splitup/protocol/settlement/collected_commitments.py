@@ -40,7 +40,7 @@ class CollectedCommitments:
     counts: dict[str, dict[int, HeldCommitment]] = field(default_factory=dict)
     ordered: int = 0  # steps that the client ordered, by its signature under their inputs
     order: str = ""  # the token that shows it
-    asked: int = 0  # steps that the client signed for, by an order or an interim end
+    signed_steps: int = 0  # that the client signed for, by an order or an interim end
     end: SignedEnd | None = None  # the latest of the client's that was checked
     # the client's final ends, by steps: one, if it is honest; of more, two are kept
     finals: dict[int, SignedEnd] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class CollectedCommitments:
         0 if ``order`` is "". Raises PeerFault, BadSignature for what the client did not sign.
         """
         ordered = check_order(order, plan) if order else 0
-        self.asked = max(self.asked, ordered)
+        self.signed_steps = max(self.signed_steps, ordered)
         return ordered
 
     def add_end(self, signed: SignedEnd, plan: Plan) -> None:
@@ -121,7 +121,7 @@ class CollectedCommitments:
             raise PeerFault(f"{signed.end.execution_id} ended without steps: nothing is paid")
         self.end = signed
         if not signed.end.final:
-            self.asked = max(self.asked, signed.end.steps)
+            self.signed_steps = max(self.signed_steps, signed.end.steps)
         if signed.end.final and signed.end.steps not in self.finals and len(self.finals) < 2:
             self.finals[signed.end.steps] = signed
             self.changes += 1

@@ -493,7 +493,7 @@ class SettlementAgreement:
         state.collected.by_node |= before.collected.by_node
         state.collected.counts |= before.collected.counts
         state.collected.ordered = before.collected.ordered
-        state.collected.asked = before.collected.asked
+        state.collected.signed_steps = before.collected.signed_steps
         state.collected.answered |= before.collected.answered
         state.collected.order = before.collected.order
         state.collected.finals |= before.collected.finals

@@ -360,12 +360,15 @@ class SettlementState:
     def find_steps(self) -> int | None:
         """Return the client's number of steps; None while it is unknown, or if it signed several.
 
-        A client that signs several, or an end below what it has asked for, gets no draw before the
-        deadline is near: nobody else can choose between them without taking somebody's pay (ADR
-        21).
+        A client that signs several, or an end below the steps that it has signed for, gets no draw
+        before the deadline is near: nobody else can choose between them without taking somebody's
+        pay (ADR 21).
         """
         finals = self.collected.finals
-        return next((n for n in finals if n >= self.collected.asked and len(finals) == 1), None)
+        if len(finals) != 1:
+            return None
+        steps = next(iter(finals))
+        return steps if steps >= self.collected.signed_steps else None
 
     def add_answer_of_replaced(self, message: Takeovers) -> None:
         """Keep for how many steps the client signed, as a node that was replaced shows.

@@ -91,14 +91,14 @@ class Holder:
         if not self.executor_map.apply(signed):
             return False
         if self.node in self.run.plan.tasks[task][: signed.takeover.candidate]:
-            self._show_asked(signed)
+            self._show_signed_steps(signed)
         if self.is_over:
             return False
         if (part := self.parts.pop(task, None)) is not None:
             self.claims.keep_lost(part)
         return self.executor_map.get_author(task) == self.node
 
-    def _show_asked(self, *takeovers: SignedTakeover) -> None:
+    def _show_signed_steps(self, *takeovers: SignedTakeover) -> None:
         """Show the members for how many steps the client had signed."""
         key, claims = BY_ADDRESS[self.node].signing_key_hex, self.claims
         told = Takeovers(
@@ -144,7 +144,7 @@ class Holder:
             for part in self.parts.values():
                 self.claims.keep_lost(part)
             self.parts.clear()
-            self._show_asked()
+            self._show_signed_steps()
 
     def stop(self) -> None:
         """Commit to what may count instead of a final end: the deadline is near."""
@@ -413,7 +413,7 @@ class GiveAway:
             authors = [author] if author else list(run.plan.tasks[source])
             inputs.append(max((run.store.get((source, a), ()) for a in authors), key=len))
             if source == CLIENT_TASK:  # nobody signs a log
-                inputs[-1] = inputs[-1][: holder.claims.asked]
+                inputs[-1] = inputs[-1][: holder.claims.signed_steps]
         steps = min(map(len, inputs))
         if holder.final is not None:  # no node runs a step beyond it
             steps = min(steps, holder.final.end.steps)

@@ -69,7 +69,7 @@ class EarnedClaims:
         self._stored = {task: count_stored(task) for task in self._lost}
 
     @property
-    def asked(self) -> int:
+    def signed_steps(self) -> int:
         """Return how many steps the client has signed for, in whatever way."""
         return max(self.ordered, self.delivered, self.steps or 0)
 
