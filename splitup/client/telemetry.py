@@ -24,6 +24,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from splitup.client.outcome import TraceEvent, make_trace
+from splitup.core.source_tree import compose_package_install
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import Request
 from splitup.messages.progress import Trace
@@ -173,7 +174,9 @@ def _open() -> tuple[Tracer, Callable[[int], AbstractContextManager[None]]] | No
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
     except ImportError:
-        _log.warning("traces are asked for; install what sends them: pip install 'splitup[otel]'")
+        _log.warning(
+            "traces are asked for; install what sends them: %s", compose_package_install("otel")
+        )
         return None
 
     class TraceIds(RandomIdGenerator):

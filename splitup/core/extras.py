@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from splitup.core.errors import ConfigurationError
+from splitup.core.source_tree import compose_package_install
 
 _GROUP: Final = "splitup.extras"
 
@@ -53,7 +54,7 @@ def require(*modules: str) -> None:
     """Raise ConfigurationError unless packages are installed that only the extra [serve] brings."""
     if missing := [module for module in modules if find_spec(module) is None]:
         raise ConfigurationError(
-            f"not installed: {', '.join(missing)}; run: pip install 'splitup[serve]'"
+            f"not installed: {', '.join(missing)}; run: {compose_package_install('serve')}"
         )
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from splitup.config import find_cache_directory
 from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
-from splitup.devnet.source_tree import compose_package_install, find_source_tree
+from splitup.core.source_tree import compose_package_install, find_source_tree
 
 MODEL: Final = "packages-4m"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from splitup.core.errors import ConfigurationError
-from splitup.devnet.source_tree import find_source_tree
+from splitup.core.source_tree import find_source_tree
 
 BINARY_VARIABLE: Final = "ANVIL_BIN"
 CHAIN_ID: Final = 31_337

@@ -125,8 +125,11 @@ async def load_deployment(
 
 async def set_up_chain(
     rpc_url: str, deployment: Deployment, parties: Parties, state: DevnetState
-) -> None:
-    """Appoint the committee, mint test USDC, and bond and stake what is not bonded and staked."""
+) -> list[str]:
+    """Appoint the committee, mint test USDC, and bond and stake what is not bonded and staked.
+
+    Returns the names of nodes that were told to leave (``splitup-node unstake``), which do not run.
+    """
     key = parties.deployer.identity.private_key
     async with await Chain.connect(rpc_url, deployment, private_key=key) as chain:
         await asyncio.gather(
@@ -134,9 +137,11 @@ async def set_up_chain(
         )
         least = await chain.call("nodes", "minStake", get_vram_gb(state))
         needed = least + compute_spare(least)
-        stakes = [await _get_stake(chain, party) for party in parties.nodes]
+        entries = [
+            await chain.call("nodes", "nodeOf", party.identity.address) for party in parties.nodes
+        ]
         # a slashed node may not serve before its stake is complete again
-        missing = [max(0, needed - stake) for stake in stakes]
+        missing = [0 if e["unbondingAt"] else max(0, needed - e["stake"]) for e in entries]
         poor = [i for i, amount in enumerate(missing) if amount]
         bonds = [await chain.call("bonds", "bondOf", m.identity.address) for m in parties.members]
         free = [m for m, bond in zip(parties.members, bonds, strict=True) if not bond]
@@ -152,11 +157,12 @@ async def set_up_chain(
         *(
             _stake(
                 *(rpc_url, deployment, parties.nodes[i], state, missing[i]),
-                registering=0 if stakes[i] else least,
+                registering=0 if entries[i]["stake"] else least,
             )
             for i in poor
         ),
     )
+    return [p.name for p, e in zip(parties.nodes, entries, strict=True) if e["unbondingAt"]]
 
 
 async def give_money(
@@ -233,11 +239,6 @@ async def _mint(chain: Chain, party: Party, amount: int) -> None:
     deposited = await chain.call("market", "balanceOf", address)
     if not wallet + deposited:
         await chain.send("usdc", "mint", address, amount)
-
-
-async def _get_stake(chain: Chain, party: Party) -> int:
-    node = await chain.call("nodes", "nodeOf", party.identity.address)
-    return int(node["stake"])
 
 
 async def _bond(rpc_url: str, deployment: Deployment, party: Party) -> None:

@@ -120,7 +120,7 @@ class Devnet:
         deployment = await funding.load_deployment(
             directory, rpc_url, parties.deployer, self._options.parameters
         )
-        await funding.set_up_chain(rpc_url, deployment, parties, state)
+        leaving = await funding.set_up_chain(rpc_url, deployment, parties, state)
         layout = files.DevnetLayout(directory, state, parties, rpc_url, objects)
         files.write_network_file(layout)
         self._report("starting the gateways, the committee and the nodes")
@@ -129,9 +129,13 @@ class Devnet:
         )
         members = [(p.name, files.write_member_file(layout, p)) for p in parties.members]
         self._spawn_group(sorted(members))
-        self._spawn_group(
-            [(p.name, files.write_node_file(layout, i)) for i, p in enumerate(parties.nodes)]
-        )
+        nodes = {p.name: files.write_node_file(layout, i) for i, p in enumerate(parties.nodes)}
+        for name in leaving:
+            self._report(
+                f"{name} is leaving and is not started; to have it at the next start, run: "
+                f"splitup-node unstake --cancel --config {nodes.pop(name)}"
+            )
+        self._spawn_group(list(nodes.items()))
         async with (
             await Chain.connect(rpc_url, deployment) as chain,
             SignedClient() as http,

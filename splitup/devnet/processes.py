@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from splitup.core.errors import ConfigurationError, Unavailable
-from splitup.devnet.source_tree import compose_package_install
+from splitup.core.source_tree import compose_package_install
 
 _PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None

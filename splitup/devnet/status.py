@@ -114,6 +114,8 @@ async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> 
         _fetch_snapshot(chain, http),
         *(_answers(http, url) for url in gateway_urls + member_urls),
     )
+    own = {make_endpoint(port) for port in state.node_ports[: state.nodes]}
+    leaving = sum(bool(node["unbondingAt"]) and node["endpoint"] in own for node in registered)
     answering = {u for u, a in zip(gateway_urls + member_urls, answers, strict=True) if a}
     entries = {entry.node: entry for entry in snapshot.entries} if snapshot is not None else {}
     node_answers = await asyncio.gather(*(_answers(http, node["endpoint"]) for node in registered))
@@ -135,7 +137,7 @@ async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> 
         gateways=tuple(url for url in gateway_urls if url in answering),
         members=tuple(url for url in member_urls if url in answering),
         nodes=nodes,
-        wanted_nodes=state.nodes,
+        wanted_nodes=state.nodes - leaving,
         wanted_members=state.members,
     )
 

@@ -13,8 +13,8 @@ from splitup.chain.client import Chain
 from splitup.chain.deployment import deploy
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.core.errors import ConfigurationError
+from splitup.core.source_tree import find_source_tree
 from splitup.devnet import anvil
-from splitup.devnet.source_tree import find_source_tree
 from tests.builders import find_free_port
 from tests.chain.conftest import MNEMONIC
 from tests.local_chain import mine, start_anvil

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from splitup.core import extras
+from splitup.core import extras, source_tree
 from splitup.core.errors import ConfigurationError
 from splitup.core.extras import require
+from splitup.core.source_tree import compose_package_install
 
 WITHOUT = """
 import sys
@@ -64,8 +68,28 @@ def test_what_is_not_installed_is_named_with_the_way_to_install_it() -> None:
     require("json")
     with pytest.raises(ConfigurationError) as raised:
         require("json", "segnolike", "pillowlike")
-    expected = "not installed: segnolike, pillowlike; run: pip install 'splitup[serve]'"
+    expected = f"not installed: segnolike, pillowlike; run: {compose_package_install('serve')}"
     assert str(raised.value) == expected
+
+
+@pytest.mark.parametrize("extra", ["", "edge"])
+@pytest.mark.parametrize("tree", [None, Path("/home/ann/splitup")])
+def test_no_command_installs_the_package_of_that_name_from_pypi(
+    extra: str, tree: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is somebody else's: https://pypi.org/project/splitup."""
+    monkeypatch.setattr(source_tree, "find_source_tree", lambda: tree)
+    *_, package = shlex.split(source_tree.compose_package_install(extra))
+    assert package.startswith("/home/ann/splitup" if tree else "splitup-….whl")
+    assert package.endswith(f"[{extra}]" if extra else package)
+
+
+def test_no_guide_installs_the_package_of_that_name_from_pypi() -> None:
+    root = source_tree.find_source_tree()
+    assert root is not None
+    pages = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "extras").rglob("*.md")]
+    wrong = re.compile(r"install (-\S+ )*'?splitup[\[' `]")
+    assert [page.name for page in pages if wrong.search(page.read_text())] == []
 
 
 @pytest.mark.parametrize("command", ["serve", "keys list", "relay --to 127.0.0.1:1"])
@@ -83,7 +107,7 @@ main()
         [sys.executable, "-c", code, *command.split()], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2, done.stderr
-    assert "run: pip install 'splitup[serve]'" in done.stderr
+    assert f"run: {compose_package_install('serve')}" in done.stderr
 
 
 def test_a_command_of_an_extra_has_help() -> None:

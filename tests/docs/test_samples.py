@@ -341,7 +341,7 @@ def test_an_export_is_shown_as_it_is_printed() -> None:
     written = {"file": "packages.pte", "file_bytes": 18_300_000, "backend": "xnnpack"}
     printed = render(render_export({**plan.describe(), **written}))
     pages = "docs/guides/devices.md"
-    shown = read_sample(pages, "pip install 'splitup[edge]'")
+    shown = read_sample(pages, "pip install -e '.[edge]'")
     first = shown.index("$ splitup-deploy export examples/packages-4m --output packages.pte") + 1
     assert shown[first : shown.index("  …")] == printed
 

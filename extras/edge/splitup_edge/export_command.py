@@ -71,7 +71,7 @@ class ExportOptions:
 def command(options: ExportOptions, *, output: JsonOutput) -> None:
     """Export a model for a small device: one file with program, weights and tokenizer.
 
-    Needs pip install 'splitup[edge]', except for ONNX. A config.json without weights, or no
+    Needs the extra [edge], except for ONNX. A config.json without weights, or no
     --output, gives the sizes and writes nothing. Run the file with: splitup edge run FILE.
     """
     from splitup_edge.export.plan import plan_export

@@ -22,6 +22,7 @@ from splitup.core import limits
 from splitup.core.codec import parse_json
 from splitup.core.errors import ConfigurationError, InvalidInput, InvalidModel
 from splitup.core.records import Record
+from splitup.core.source_tree import compose_package_install
 from splitup.graph.manifest import TextInfo
 from splitup_edge.static_step import Arrays, StaticShape, keep_rows, make_static_inputs
 
@@ -80,7 +81,8 @@ def import_extra(name: str) -> ModuleType:
         return import_module(name)
     except ImportError as error:
         raise ConfigurationError(
-            f"models for devices need ExecuTorch ({error}); install it: pip install 'splitup[edge]'"
+            f"models for devices need ExecuTorch ({error}); "
+            f"install it: {compose_package_install('edge')}"
         ) from None
     finally:
         logging.disable(logging.NOTSET)

@@ -36,7 +36,7 @@ async def command(
     *,
     output: JsonOutput,
 ) -> None:
-    """Continue a text with a model in a file. Needs pip install 'splitup[edge]'.
+    """Continue a text with a model in a file. Needs the extra [edge].
 
     The tokens are those that a network would give with the same flags.
     """

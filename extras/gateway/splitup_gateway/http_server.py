@@ -75,6 +75,7 @@ class ApiServer:
         """
         if self._split is not None and (await self._net.fetch_model(name)).manifest.client:
             await self._split.add_model(name)
+            self._models.for_devices.add(name)
             return
         await self._models.add(name, draft)
 

@@ -70,6 +70,7 @@ class ServedModels:
         self._timelines = timelines
         self._options = options
         self._models: dict[str, ServedModel] = {}
+        self.for_devices: set[str] = set()  # served beside these, to devices that keep the text
         self._towers: dict[str, ImageTower] = {}  # by id
         self._reader = ImageReader()
 
@@ -147,8 +148,14 @@ class ServedModels:
         """Return a model that a key may use; raise ApiError (404) for another."""
         served = self._models.get(name)
         if served is None or (key is not None and not key.allows(name)):
+            advice = "is not served here; GET /v1/models lists those that are"
+            if name in self.for_devices and (key is None or key.allows(name)):
+                advice = (
+                    "is served at /private, to devices that keep the text, and not by this API; "
+                    "'splitup serve' without --private serves it by this one"
+                )
             raise ApiError(
-                f"the model '{name:.100}' is not served here; GET /v1/models lists those that are",
+                f"the model '{name:.100}' {advice}",
                 status=404,
                 param="model",
                 code="model_not_found",

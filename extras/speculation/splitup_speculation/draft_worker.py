@@ -11,7 +11,7 @@ CONTEXT = make_context("draft-worker")
 
 @as_command(hint="loading", interrupted="stopped before the worker was ready")
 async def command(flags: ServedFlags, *, output: Output) -> None:
-    """Draft for others with a small model. Needs pip install 'splitup[workers]'.
+    """Draft for others with a small model. Needs the extra [workers].
 
     The model runs in a process on this machine, or, with --market, on the market's nodes. Callers
     name the address to splitup speculate. Wrong drafts cost them time, never a token.

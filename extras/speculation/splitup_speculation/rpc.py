@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from splitup.core.errors import ConfigurationError, InvalidInput, Refused, SplitUpError, Throttled
 from splitup.core.places import Places, hold_place
+from splitup.core.source_tree import compose_package_install
 from splitup.net.admission import get_group
 from splitup.net.endpoints import is_loopback
 
@@ -35,7 +36,7 @@ try:
     from splitup_speculation import speculation_pb2 as pb
 except ImportError:
     raise ConfigurationError(
-        "draft and target workers need gRPC: pip install 'splitup[workers]'"
+        f"draft and target workers need gRPC: {compose_package_install('workers')}"
     ) from None
 
 MAX_MESSAGE_BYTES: Final = 1 << 20

@@ -96,7 +96,7 @@ async def command(
     *,
     output: JsonOutput,
 ) -> None:
-    """Continue a text by workers that draft and verify. Needs pip install 'splitup[workers]'.
+    """Continue a text by workers that draft and verify. Needs the extra [workers].
 
     The tokens are those of splitup generate with the same options; penalties are only here.
     """

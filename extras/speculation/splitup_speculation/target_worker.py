@@ -11,7 +11,7 @@ CONTEXT = make_context("target-worker")
 
 @as_command(hint="loading", interrupted="stopped before the worker was ready")
 async def command(flags: ServedFlags, *, output: Output) -> None:
-    """Verify others' drafts with a model. Needs pip install 'splitup[workers]'.
+    """Verify others' drafts with a model. Needs the extra [workers].
 
     The model runs in a process on this machine, or, with --market, on the market's nodes.
     """

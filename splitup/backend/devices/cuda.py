@@ -6,7 +6,7 @@ tinygrad gives CUDA's driver PTX, and the driver's compiler makes machine code o
 of results would depend on the driver. Here the library NVRTC makes the card's machine code, in the
 process that compiles tasks, and the driver only loads it.
 
-NVRTC comes from the package ``nvidia-cuda-nvrtc-cu12`` (``pip install 'splitup[cuda]'``), from
+NVRTC comes from the package ``nvidia-cuda-nvrtc-cu12`` (the extra ``cuda``), from
 ``$NVRTC_PATH`` or from an installed CUDA toolkit, in this order. What kernels of float16 include
 comes with it: from ``nvidia-cuda-runtime-cu12``, ``$CUDA_PATH`` or the toolkit.
 """
@@ -30,6 +30,7 @@ from tinygrad.device import TinyELF
 from splitup.backend.buffers import DRIVER_TURN
 from splitup.backend.compiler.launch_sizes import compute_sizes
 from splitup.core.errors import Unavailable
+from splitup.core.source_tree import compose_package_install
 
 _VERSION: Final = re.compile(rb"Cuda compilation tools, release [0-9.]+, (V[0-9.]+)")
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
@@ -98,7 +99,7 @@ def _read_driver_version() -> str:
         return f"driver {_DRIVER.read_text().splitlines()[0].strip()}"
     raise Unavailable(
         "the NVIDIA driver compiles the kernels and does not say its version; "
-        "use DEV=CUDA:CUDA with NVRTC: pip install 'splitup[cuda]'"
+        f"use DEV=CUDA:CUDA with NVRTC: {compose_package_install('cuda')}"
     )
 
 

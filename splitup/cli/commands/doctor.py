@@ -65,8 +65,8 @@ class Check:
 
 def run_checks(directory: Path) -> list[Check]:
     """Run all checks; a missing part is a failed check, never an exception."""
+    from splitup.core.source_tree import compose_package_install
     from splitup.devnet.anvil import compose_anvil_install
-    from splitup.devnet.source_tree import compose_package_install
 
     return [
         check_system(),
@@ -146,7 +146,7 @@ def _check_device() -> Check:
 
 def _check_sandbox() -> Check:
     """Ask a process that confines itself: models compute in such ones."""
-    from splitup.devnet.source_tree import compose_package_install
+    from splitup.core.source_tree import compose_package_install
     from splitup.sandbox.child import make_command
 
     name, command = "sandbox", make_command("splitup.sandbox.confinement")

@@ -60,17 +60,15 @@ class Patience:
     def _describe(self, found: ModelHolders) -> str:
         if not found.tasks:
             return f"the committee does not know model {self._model} yet"
-        if found.reported == found.tasks:
-            return (
-                f"all {found.tasks} tasks of {self._model} are loaded; waiting for the chain to "
-                "list their nodes"
-            )
         return describe_holders(found, f" of {self._model}")
 
 
 def describe_holders(found: ModelHolders, of_model: str = "") -> str:
     """Return how far nodes have loaded a model, and what is in the way."""
     reported = min(found.reported, found.tasks)  # the one member that answers may lie
+    if reported == found.tasks:
+        waited = "waiting for the chain to list their nodes"
+        return f"all {found.tasks} tasks{of_model} are loaded; {waited}"
     text = f"loading {reported} of {found.tasks} tasks{of_model}"
     if found.loading:
         return text

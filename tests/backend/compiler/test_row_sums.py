@@ -57,7 +57,7 @@ def test_as_many_threads_as_fit_share_a_row_before_each_loads_many_numbers(
     assert divide_row(sizes) == (width, groups)
 
 
-@pytest.mark.skipif(not has_nvrtc(), reason="needs NVRTC: pip install 'splitup[cuda]'")
+@pytest.mark.skipif(not has_nvrtc(), reason="needs NVRTC: the extra [cuda]")
 def test_kernels_for_a_card_read_rows_side_by_side_and_short_ones_as_tinygrad_does() -> None:
     shapes = [(256, 512), (256, 32), (32, 512)]
     done = subprocess.run(

@@ -115,4 +115,5 @@ async def test_members_without_an_answer_are_no_obstacle() -> None:
 
 def test_what_is_loaded_is_never_more_than_all() -> None:
     liar = see(held=0, tasks=12, reported=999, loading=1)
-    assert describe_holders(liar) == "loading 12 of 12 tasks"
+    said = describe_holders(liar)
+    assert said == "all 12 tasks are loaded; waiting for the chain to list their nodes"

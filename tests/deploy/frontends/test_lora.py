@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from splitup.core.errors import InvalidModel
 from splitup.graph.arrays import encode_array, round_array
 from tests.deploy.checkpoints import Case, make_weights, save_checkpoint
-from tests.deploy.llamas import compute_logits, relative_error, save_llama
+from tests.deploy.llamas import EXAMPLE, compute_logits, relative_error, save_llama
 from tests.deploy.quantisations import CASES, save_quantised
 from tests.deploy.reference_program import load_graph
 from tests.deploy.steps import feed
@@ -154,6 +154,14 @@ def test_tensors_that_do_not_fit(message: str, tmp_path: Path) -> None:
     save_adapter(tmp_path / "lora", extra=TENSORS[message])
     with pytest.raises(InvalidModel, match=message):
         load_model(str(tmp_path / "base"), Sizes(chunk=1, adapter=tmp_path / "lora"))
+
+
+def test_an_adapter_for_encrypted_states_is_sent_to_its_command(tmp_path: Path) -> None:
+    save_llama(tmp_path / "base")
+    with pytest.raises(InvalidModel, match="is for 'splitup adapter-host'"):
+        load_model(
+            str(tmp_path / "base"), Sizes(adapter=EXAMPLE.with_name("packages-4m-python-docs"))
+        )
 
 
 def test_models_without_weights_that_can_change(tmp_path: Path) -> None:

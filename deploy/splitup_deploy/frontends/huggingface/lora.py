@@ -37,7 +37,7 @@ _HARMLESS: Final = tuple(
     peft_type task_type auto_mapping base_model_name_or_path revision peft_version inference_mode
     target_modules exclude_modules layers_to_transform layers_pattern rank_pattern lora_dropout
     megatron_core qalora_group_size loftq_config eva_config corda_config lora_ga_config
-    runtime_config ensure_weight_tying
+    runtime_config ensure_weight_tying keywords
     """.split()
 )
 # Variations that compute something else.
@@ -101,7 +101,8 @@ def merge_adapter(directory: Path, weights: DirectoryWeights, rename: Callable[[
         if match is None or source.spec.dtype not in FLOAT_DTYPES or len(source.spec.shape) != 2:
             raise InvalidModel(
                 f"'{path}' has a tensor '{name:.120}', {source.spec}, which is no matrix of a LoRA "
-                "adapter for linear layers: not supported"
+                "adapter for linear layers: not supported; one for the final hidden state is for "
+                "'splitup adapter-host'"
             )
         pairs.setdefault(match[1], {})[match[2]] = source
     if not pairs:

@@ -30,7 +30,7 @@ from tests.deploy.llamas import EXAMPLE, save_llama
 from tests.deploy.moes import QWEN3_MOE, save_moe
 from tests.deploy.steps import run_step
 
-pytest.importorskip("executorch", reason="needs pip install 'splitup[edge]' (make test-edge)")
+pytest.importorskip("executorch", reason="needs the extra [edge] (make test-edge)")
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
 BOUND = 1e-5
 

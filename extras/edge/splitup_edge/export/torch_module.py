@@ -1,6 +1,6 @@
 """A static graph as a torch module, which ExecuTorch exports.
 
-torch is in the extra ``splitup[edge]`` and imported by nobody else. A product with a weight is an
+torch is in the extra ``edge`` and imported by nobody else. A product with a weight is an
 ``nn.Linear``, so that torchao can quantise it; everything else runs as the graph says.
 """
 

@@ -504,6 +504,17 @@ async def test_there_are_these_endpoints_and_one_takes_a_body(nodes: LocalNodes)
     }
 
 
+async def test_who_asks_the_openai_api_for_a_private_model_is_told_where_it_is(
+    nodes: LocalNodes,
+) -> None:
+    async with serve_split(nodes) as url, aiohttp.ClientSession() as http:
+        for name, said in ((NAME, "is served at /private, to devices"), ("x", "is not served")):
+            body = {"model": name, "prompt": "a"}
+            async with http.post(f"{url}/v1/completions", json=body) as answer:
+                error = (await answer.json())["error"]
+            assert error["code"] == "model_not_found" and said in error["message"], error
+
+
 @pytest.mark.parametrize("url", ["adapters", "https://a/path", "https://a; img-src *", "ftp://a"])
 def test_an_adapter_host_that_is_no_origin_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput, match="the adapter host '"):

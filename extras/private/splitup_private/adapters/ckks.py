@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from splitup.core.errors import ConfigurationError, PeerFault, describe
+from splitup.core.source_tree import compose_package_install
 from splitup_private.adapters.layout import Complexes, Floats, SlotLayout
 from splitup_private.adapters.messages import CkksParameters
 from splitup_private.adapters.parameters import (
@@ -40,7 +41,7 @@ def import_seal() -> Any:
     except ImportError as error:
         raise ConfigurationError(
             f"encrypted adapters need TenSEAL ({error}); "
-            "install it: pip install 'splitup[adapters]'"
+            f"install it: {compose_package_install('adapters')}"
         ) from None
     return tenseal.sealapi
 

@@ -63,7 +63,7 @@ async def command(
     *,
     output: Output,
 ) -> None:
-    """Apply adapters to hidden states that clients encrypt. Needs pip install 'splitup[adapters]'.
+    """Apply adapters to hidden states that clients encrypt. Needs the extra [adapters].
 
     The host never holds a secret key. Run it where no node of the same executions runs.
     """

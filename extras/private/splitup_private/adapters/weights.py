@@ -58,7 +58,8 @@ def load_adapter(folder: Path, name: str = "") -> Adapter:
     if [len(keys) for keys in pairs] != [1, 1] or len(tensors) != 2:
         raise InvalidModel(
             f"{file} has no single pair of lora_A.weight and lora_B.weight: an adapter for "
-            "encrypted hidden states changes the final hidden state alone"
+            "encrypted hidden states changes the final hidden state alone; others are merged by "
+            "'splitup-deploy register --adapter'"
         )
     a, b = [_read_tensor(file, keys[0], tensors[keys[0]]) for keys in pairs]
     rank = config["r"]
