@@ -16,6 +16,21 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "bytes of a task's ports",
+        "splitup/graph/manifest_rules.py",
+        "if nbytes > limits.MAX_TENSOR_BYTES:",
+        "if False:",
+        "tests/graph/test_manifest.py::"
+        "test_s74_a_task_has_no_more_bytes_at_once_than_a_node_keeps",
+    ),
+    Mutant(
+        "bytes of one pass",
+        "splitup/graph/step_groups.py",
+        "self.to_run and self._bytes + sum(map(len, tensors)) > tuning.MERGE_BYTES",
+        "False",
+        "tests/graph/test_step_groups.py::test_s74_steps_that_take_one_pass_have_a_number_of_bytes",
+    ),
+    Mutant(
         "form of an endpoint's results",
         "splitup/chain/rpc.py",
         '        check_result(calls[place][0], entry.get("result"))\n',
