@@ -153,6 +153,7 @@ ROWS: Final = {
     "S74": "a task of many large ports, or steps of them that are put together",
     "S75": "another user of the machine, who holds the locks of all accounts",
     "S76": "a folder of somebody else, whose network a user's key would sign for",
+    "S77": "logs that fill the disk of a member",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

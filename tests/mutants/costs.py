@@ -20,8 +20,7 @@ MUTANTS: Final = (
         "splitup/graph/manifest_rules.py",
         "if nbytes > limits.MAX_TENSOR_BYTES:",
         "if False:",
-        "tests/graph/test_manifest.py::"
-        "test_s74_a_task_has_no_more_bytes_at_once_than_a_node_keeps",
+        "tests/graph/test_manifest.py::test_s74_a_task_has_no_more_bytes_at_once_than_a_node_keeps",
     ),
     Mutant(
         "bytes of one pass",
@@ -29,6 +28,15 @@ MUTANTS: Final = (
         "self.to_run and self._bytes + sum(map(len, tensors)) > tuning.MERGE_BYTES",
         "False",
         "tests/graph/test_step_groups.py::test_s74_steps_that_take_one_pass_have_a_number_of_bytes",
+    ),
+    Mutant(
+        "room for a member's journal",
+        "oracle/splitup_oracle/member/rulings.py",
+        "                        check_space(path, len(tensor))\n",
+        "",
+        "tests/oracle/member/test_rulings.py::"
+        "test_s77_logs_do_not_fill_the_disk_of_a_members_journal",
+        is_quick=False,
     ),
     Mutant(
         "form of an endpoint's results",

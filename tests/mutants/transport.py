@@ -333,8 +333,7 @@ MUTANTS: Final = (
         "splitup/chain/account_lock.py",
         "not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022",
         "False",
-        "tests/chain/test_account_lock.py::"
-        "test_s75_a_directory_of_another_user_holds_no_locks",
+        "tests/chain/test_account_lock.py::test_s75_a_directory_of_another_user_holds_no_locks",
     ),
     Mutant(
         "keys of the current folder",
