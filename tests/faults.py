@@ -154,6 +154,7 @@ ROWS: Final = {
     "S75": "another user of the machine, who holds the locks of all accounts",
     "S76": "a folder of somebody else, whose network a user's key would sign for",
     "S77": "logs that fill the disk of a member",
+    "S78": "thousands of takeovers, for each of which nodes write to all members",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -30,6 +30,13 @@ MUTANTS: Final = (
         "tests/graph/test_step_groups.py::test_s74_steps_that_take_one_pass_have_a_number_of_bytes",
     ),
     Mutant(
+        "one answer for many takeovers",
+        "node/splitup_node/node.py",
+        "        if len(waiting) == 1:\n            self._background.start(self._answer_replaced",
+        "        if True:\n            self._background.start(self._answer_replaced",
+        "tests/node/test_answers.py::test_s78_a_node_answers_for_many_takeovers_in_few_messages",
+    ),
+    Mutant(
         "room for a member's journal",
         "oracle/splitup_oracle/member/rulings.py",
         "                        check_space(path, len(tensor))\n",
