@@ -155,6 +155,7 @@ ROWS: Final = {
     "S76": "a folder of somebody else, whose network a user's key would sign for",
     "S77": "logs that fill the disk of a member",
     "S78": "thousands of takeovers, for each of which nodes write to all members",
+    "S79": "an order that nobody signed, for which a node fetches and parses a manifest",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

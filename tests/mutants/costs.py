@@ -37,6 +37,15 @@ MUTANTS: Final = (
         "tests/node/test_answers.py::test_s78_a_node_answers_for_many_takeovers_in_few_messages",
     ),
     Mutant(
+        "orders that nobody signed",
+        "node/splitup_node/settlement/verifier.py",
+        "        committee = await self._context.committees.check_certificate(order.certificate)\n",
+        '        await self._context.cache.fetch_manifest("")\n'
+        "        committee = await self._context.committees.check_certificate(order.certificate)\n",
+        "tests/node/settlement/test_verifier.py::"
+        "test_s79_an_order_costs_no_manifest_before_the_committee_has_signed_it",
+    ),
+    Mutant(
         "room for a member's journal",
         "oracle/splitup_oracle/member/rulings.py",
         "                        check_space(path, len(tensor))\n",
