@@ -174,7 +174,24 @@ def _read_values(path: Path | None) -> dict[str, Any]:
         ) from None
     if not isinstance(values, dict):
         raise ConfigurationError(f"the network file {file} does not hold an object of fields")
-    return _resolve_paths(values, _PATH_FIELDS, file)
+    values = _resolve_paths(values, _PATH_FIELDS, file)
+    if path is None and not os.environ.get(HOME_VARIABLE):
+        _check_keys(values, file)
+    return values
+
+
+def _check_keys(values: Mapping[str, Any], file: Path) -> None:
+    """Raise ConfigurationError for a file in the current folder that names keys elsewhere.
+
+    Whoever made that folder could have a user's key sign for a contract and a chain of theirs.
+    """
+    for name in ("user_keystore", "user_passphrase_file"):
+        key = values.get(name)
+        if key and not Path(key).resolve().is_relative_to(file.parent.resolve()):
+            raise ConfigurationError(
+                f"{file} is just what lies in this folder, and its '{name}' is elsewhere: {key}; "
+                f"if you trust this file, run: export {HOME_VARIABLE}={file.parent.absolute()}"
+            )
 
 
 def _get_environment(environment: Mapping[str, str]) -> dict[str, str]:

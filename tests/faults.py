@@ -146,6 +146,16 @@ ROWS: Final = {
     "S67": "a manifest of many ports and edges",
     "S68": "outputs of a model whose names are paths",
     "S69": "a client that replaces all nodes, and ends it for the next ones after fewer steps",
+    "S70": "thousands of takeovers, which members go through twenty times a second",
+    "S71": "takeovers that a node has forgotten, which hide others from it",
+    "S72": "a task of large outputs, which is faster than the store",
+    "S73": "a task that is taken over, whose past inputs are fetched all at once",
+    "S74": "a task of many large ports, or steps of them that are put together",
+    "S75": "another user of the machine, who holds the locks of all accounts",
+    "S76": "a folder of somebody else, whose network a user's key would sign for",
+    "S77": "logs that fill the disk of a member",
+    "S78": "thousands of takeovers, for each of which nodes write to all members",
+    "S79": "an order that nobody signed, for which a node fetches and parses a manifest",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

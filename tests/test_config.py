@@ -59,7 +59,7 @@ def test_flag_beats_environment_beats_file(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_default_is_the_directory_of_splitup_up(tmp_path: Path) -> None:
-    write(tmp_path / ".splitup")
+    write(tmp_path / ".splitup", user_passphrase_file="passphrase")
     assert NetworkConfig.load().rpc_url == FILE["rpc_url"]
 
 
@@ -94,3 +94,23 @@ def test_nothing_configured_says_how_to_start(tmp_path: Path) -> None:
         NetworkConfig.load()
     with pytest.raises(ConfigurationError, match="no network file"):
         NetworkConfig.load(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("name", ["user_keystore", "user_passphrase_file"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_s76_the_current_folder_names_no_keys_elsewhere(
+    name: str, is_link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that somebody else made would let a user's key sign for their own contract."""
+    (tmp_path / "own.json").touch()
+    files = {"user_keystore": "key.json", "user_passphrase_file": "passphrase"}
+    home = write(tmp_path / ".splitup", **files)
+    assert NetworkConfig.load().user_keystore == home / "key.json"
+    if is_link:
+        (home / files[name]).symlink_to(tmp_path / "own.json")
+    else:
+        write(home, **files | {name: str(tmp_path / "own.json")})
+    with pytest.raises(ConfigurationError, match=f"'{name}' is elsewhere"):
+        NetworkConfig.load()
+    monkeypatch.setenv(HOME_VARIABLE, ".splitup")
+    assert NetworkConfig.load() == NetworkConfig.load(home)

@@ -96,6 +96,7 @@ class NodeDaemon:
         self._written: dict[str, Any] = {}  # the status file's content
         self._write_again_at = 0.0
         self._accepting: dict[str, asyncio.Task[None]] = {}
+        self._replaced: dict[str, list[SignedTakeover]] = {}  # by execution: to be answered
         self._background = BackgroundTasks()
         self._gateway = GatewayClient(self._config.gateway_urls, self._identity, http=self._http)
         self._cache = TaskCache(
@@ -353,8 +354,20 @@ class NodeDaemon:
         self._background.start(work)
 
     def on_replaced(self, execution: Execution, signed: SignedTakeover) -> None:
-        """Answer the members, who wait for it (called by the engine)."""
-        self._show_signed_steps(execution, signed)
+        """Answer the members, who wait for it (called by the engine).
+
+        A client may take thousands of tasks at once: what comes in quick succession is one answer.
+        """
+        waiting = self._replaced.setdefault(execution.id, [])
+        waiting.append(signed)
+        if len(waiting) == 1:
+            self._background.start(self._answer_replaced(execution))
+
+    async def _answer_replaced(self, execution: Execution) -> None:
+        await asyncio.sleep(tuning.REPLACED_GATHER_S)
+        takeovers = self._replaced.pop(execution.id)
+        for start in range(0, len(takeovers), limits.MAX_TASKS):
+            self._show_signed_steps(execution, *takeovers[start : start + limits.MAX_TASKS])
 
     def _show_signed_steps(self, execution: Execution, *takeovers: SignedTakeover) -> None:
         """Show the members for how many steps the client has signed, so that none are withdrawn."""

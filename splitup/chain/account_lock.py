@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import stat
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -95,7 +96,7 @@ class AccountLock:
             descriptor = _open(self._path)
             queue = _open(self._queue_path)
         except OSError as error:  # a disk that is full or read-only: better no lock than no command
-            _log.debug("the account is not locked: %s", error)
+            _log.warning("this account is not locked against other commands: %s", error)
             return
         start = time.monotonic()
         announced = False
@@ -134,4 +135,7 @@ def _get_directory() -> Path:
 
 def _open(path: Path) -> int:
     path.parent.mkdir(mode=0o700, exist_ok=True)
+    found = path.parent.lstat()  # another user may have made it, and would hold all locks in it
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"others may write into {path.parent}")
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

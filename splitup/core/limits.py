@@ -31,9 +31,8 @@ INLINE_TENSOR_BYTES: Final = 1 * MIB  # above this, hashing and copying cost mor
 MAX_FRAME_BYTES: Final = INLINE_TENSOR_BYTES + 4 * KIB
 TENSOR_CHUNK_BYTES: Final = 256 * KIB  # of a larger tensor: a small frame waits for one at most
 BUNDLE_FRAMES: Final = 256  # tensors under one signature: a batch's, or all inputs of a step
-MAX_TENSOR_BYTES: Final = (
-    1024 * MIB
-)  # one step of one port; larger values must be split by the compiler
+# one step of one port, and of all inputs or all outputs of a task: a node has them at once
+MAX_TENSOR_BYTES: Final = 1024 * MIB
 SEGMENT_STEPS: Final = 256  # steps per log object: 1 MB of a 4 KB port; its header stays ≤ 24 KB
 SEGMENT_BYTES: Final = 4 * MIB  # a log object stays one PUT of bounded memory
 SEGMENT_HEADER_BYTES: Final = 24 * KIB  # 256 lengths, and 256 digests of tensors stored apart

@@ -319,6 +319,9 @@ LOAD_TIMEOUT_S: Final = 900.0  # for a process that compiles or loads a task and
 BATCH_RUNS: Final = 32  # steps in one batch; more gain nothing on a CPU
 BATCH_OWN_BYTES: Final = 1 * MIB  # of a task, for buffers that each execution of a batch has
 MERGE_STEPS: Final = 64  # consecutive steps in one pass; more gain nothing on a CPU
+MERGE_BYTES: Final = (
+    256 * MIB
+)  # of their inputs, some of which have no rows; the next come meanwhile
 MERGE_STEPS_BUSY: Final = 8  # while a node has executions: a token waits for a pass that has begun
 MERGE_BYTES: Final = 64 * MIB  # of a process, for values that consecutive steps in one pass save
 SPARE_STATES: Final = 32  # of a task, kept for later executions; freed when memory is short
@@ -342,6 +345,7 @@ DISTRIBUTE_LOCKED_SHARE: Final = 0.5  # above it, it pays for the transaction th
 STOP_MARGIN_S: Final = 7.0  # before the deadline a node stops what has not ended, for its pay
 MAX_VOTED: Final = 16  # contents of a member's own votes for commitments of one execution
 REPLACED_ANSWER_S: Final = 2.0  # for a node that was replaced to answer; and a heartbeat's period
+REPLACED_GATHER_S: Final = 0.2  # one message of that node to each member, of up to 1,024 takeovers
 AGREE_MARGIN_S: Final = 5.0  # before it members settle what executors committed to
 REPORT_RETRY_S: Final = 0.25  # between looks at members and chain while a report waits
 MEMBER_REPLY_S: Final = 2.0  # one that hangs must not delay a reveal beyond VALIDATOR_REVEAL_S

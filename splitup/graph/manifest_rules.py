@@ -186,10 +186,11 @@ def _check_program(name: str, task: Task | ClientTask) -> None:
         raise InvalidModel(f"the manifest is invalid: {name} has weights without a digest")
     if task.state_bytes > task.vram_bytes:
         raise InvalidModel(f"the manifest is invalid: {name} has more state than memory")
-    for port in (*task.inputs, *task.outputs):
-        if port.nbytes > limits.MAX_TENSOR_BYTES:
+    for what, ports in (("inputs", task.inputs), ("outputs", task.outputs)):
+        nbytes = sum(port.nbytes for port in ports)  # a node has those of one step at once
+        if nbytes > limits.MAX_TENSOR_BYTES:
             raise InvalidModel(
-                f"the manifest is invalid: port '{port.name}' of {name} has {port.nbytes} bytes; "
+                f"the manifest is invalid: the {what} of {name} have {nbytes} bytes; "
                 f"the limit is {limits.MAX_TENSOR_BYTES}"
             )
 

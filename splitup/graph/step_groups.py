@@ -1,7 +1,8 @@
 """Which consecutive steps of a task whoever computes it again runs in one pass.
 
-Several steps take one pass while their rows are no more than a single step may have. Whether a
-program can do that at all follows from its kernels (``splitup.backend.merging``).
+Several steps take one pass while their rows are no more than a single step may have, and their
+inputs no more than ``tuning.MERGE_BYTES``. Whether a program can do that at all follows from its
+kernels (``splitup.backend.merging``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from splitup.core import tuning
 from splitup.core.tensors import TensorSpec
 from splitup.graph.gates import shut
 from splitup.graph.ir import count_rows
@@ -26,6 +28,7 @@ class StepGroup:
     most: int = 1
     _steps: list[tuple[Tensors, Tensors | None]] = field(default_factory=list)
     _rows: dict[str, int] = field(default_factory=dict)
+    _bytes: int = 0  # of the inputs of the steps that have to be run
 
     def add(self, tensors: Tensors) -> bool:
         """Add a step's inputs; return False, and change nothing, where the group is full.
@@ -37,6 +40,8 @@ class StepGroup:
         if (zeros := shut(self.inputs, self.outputs, self.gate, tensors)) is not None:
             self._steps.append(zeros)
             return True
+        if self.to_run and self._bytes + sum(map(len, tensors)) > tuning.MERGE_BYTES:
+            return False
         total = dict(self._rows)
         for symbol, count in count_rows(self.inputs, tensors).items():
             total[symbol] = total.get(symbol, 0) + count
@@ -45,6 +50,7 @@ class StepGroup:
             return False
         self._steps.append((tensors, None))
         self._rows = total
+        self._bytes += sum(map(len, tensors))
         return True
 
     @property
@@ -58,5 +64,6 @@ class StepGroup:
         ``results`` are the outputs of ``to_run``.
         """
         steps, self._steps, self._rows = self._steps, [], {}
+        self._bytes = 0
         ran = iter(results)
         return [(tensors, next(ran) if outputs is None else outputs) for tensors, outputs in steps]

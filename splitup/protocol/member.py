@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, assert_never
 
-from splitup.core import limits, tuning
+from splitup.core import tuning
 from splitup.core.errors import InvalidInput, PeerFault, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.signature_scheme import REAL, Scheme
@@ -143,7 +143,7 @@ class CommitteeMember:
 
     def list_replaced(self, node: str) -> Sequence[SignedTakeover]:
         """Return the takeovers that a node is to be told, because it has not answered them."""
-        return self._settlements.list_replaced(node)[: limits.MAX_TOLD_TAKEOVERS]
+        return self._settlements.list_replaced(node)
 
     def find_refusal(self, execution_id: str) -> str:
         """Return why an execution cannot be planned, or ""."""

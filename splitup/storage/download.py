@@ -176,7 +176,7 @@ class _Part:
             self.length = os.fstat(self._file).st_size
             if self.length > self.length_bytes:
                 self.truncate()
-            self._check_space()
+            check_space(self._path, self.length_bytes - self.length)
         except BaseException as error:
             self._close()
             if isinstance(error, OSError):
@@ -234,16 +234,6 @@ class _Part:
                 ) from None
             os.close(file)  # it was renamed or removed after we opened it
 
-    def _check_space(self) -> None:
-        free = shutil.disk_usage(self._path.parent).free
-        needed = self.length_bytes - self.length
-        if free < needed + tuning.DISK_RESERVE_BYTES:
-            raise Unavailable(
-                f"the disk of {self._path.parent} has {free / 1e6:,.1f} MB left: {self._path.name} "
-                f"needs {needed / 1e6:,.1f} MB, and {tuning.DISK_RESERVE_BYTES / 1e6:,.0f} MB are "
-                "kept for the journal; free some space"
-            )
-
     def _close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
@@ -267,6 +257,17 @@ def write_file(path: Path, data: bytes, *, sync: bool = True) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise explain_disk(error, path) from None
+
+
+def check_space(path: Path, needed: int) -> None:
+    """Raise Unavailable unless a file's disk has room for ``needed`` more bytes and the journal."""
+    free = shutil.disk_usage(path.parent).free
+    if free < needed + tuning.DISK_RESERVE_BYTES:
+        raise Unavailable(
+            f"the disk of {path.parent} has {free / 1e6:,.1f} MB left: {path.name} "
+            f"needs {needed / 1e6:,.1f} MB, and {tuning.DISK_RESERVE_BYTES / 1e6:,.0f} MB are "
+            "kept for the journal; free some space"
+        )
 
 
 def explain_disk(error: OSError, path: Path) -> SplitUpError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import subprocess
@@ -151,3 +152,24 @@ async def test_without_a_place_for_the_lock_commands_still_work(
     lock = AccountLock(1, ADDRESS, "spend")
     async with lock.hold():
         assert not lock.take_note_of_use()
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+async def test_s75_a_directory_of_another_user_holds_no_locks(
+    is_link: bool, tmp_path: Path
+) -> None:
+    """Its name is known: who makes it first could hold all locks of a user for ever."""
+    folder = account_lock._get_directory()
+    other = tmp_path / "other" if is_link else folder
+    other.mkdir()
+    if is_link:
+        folder.symlink_to(other)
+    else:
+        folder.chmod(0o777)
+    path = folder / f"1-{ADDRESS}.spend"
+    path.touch()
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        lock = AccountLock(1, ADDRESS, "spend")
+        await lock.acquire(timeout_s=0)
+        lock.release()

@@ -343,3 +343,22 @@ def test_s67_the_values_of_a_manifest_are_counted() -> None:
     assert len(many) < limits.MAX_MANIFEST_BYTES
     with pytest.raises(InvalidModel, match="values; the limit is"):
         load_manifest(many)
+
+
+@pytest.mark.parametrize("what", ["inputs", "outputs"])
+def test_s74_a_task_has_no_more_bytes_at_once_than_a_node_keeps(what: str) -> None:
+    """Each of 256 ports may have 1 GiB; whoever computes the task has all of them in memory."""
+    row = {**X, "shape": [1, limits.MAX_TENSOR_BYTES // 4]}
+    read = {**row, "source": {"input": "x"}}
+    inputs = [read] if what == "outputs" else [read, {**read, "name": "again"}]
+    outputs = [Y] if what == "inputs" else [row, {**row, "name": "y"}]
+    value = make() | {
+        "inputs": [row],
+        "outputs": [{**outputs[0], "task": 0, "port": 0}],
+        "tasks": [make_task(0, inputs, outputs)],
+    }
+    value["tasks"][0]["vram_bytes"] = 2**40
+    with pytest.raises(InvalidModel, match=f"the {what} of .* have {2 * limits.MAX_TENSOR_BYTES} "):
+        load_manifest(encode_canonical(value))
+    value["tasks"][0][what].pop()
+    load_manifest(encode_canonical(value))

@@ -16,6 +16,45 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "bytes of a task's ports",
+        "splitup/graph/manifest_rules.py",
+        "if nbytes > limits.MAX_TENSOR_BYTES:",
+        "if False:",
+        "tests/graph/test_manifest.py::test_s74_a_task_has_no_more_bytes_at_once_than_a_node_keeps",
+    ),
+    Mutant(
+        "bytes of one pass",
+        "splitup/graph/step_groups.py",
+        "self.to_run and self._bytes + sum(map(len, tensors)) > tuning.MERGE_BYTES",
+        "False",
+        "tests/graph/test_step_groups.py::test_s74_steps_that_take_one_pass_have_a_number_of_bytes",
+    ),
+    Mutant(
+        "one answer for many takeovers",
+        "node/splitup_node/node.py",
+        "        if len(waiting) == 1:\n            self._background.start(self._answer_replaced",
+        "        if True:\n            self._background.start(self._answer_replaced",
+        "tests/node/test_answers.py::test_s78_a_node_answers_for_many_takeovers_in_few_messages",
+    ),
+    Mutant(
+        "orders that nobody signed",
+        "node/splitup_node/settlement/verifier.py",
+        "        committee = await self._context.committees.check_certificate(order.certificate)\n",
+        '        await self._context.cache.fetch_manifest("")\n'
+        "        committee = await self._context.committees.check_certificate(order.certificate)\n",
+        "tests/node/settlement/test_verifier.py::"
+        "test_s79_an_order_costs_no_manifest_before_the_committee_has_signed_it",
+    ),
+    Mutant(
+        "room for a member's journal",
+        "oracle/splitup_oracle/member/rulings.py",
+        "                        check_space(path, len(tensor))\n",
+        "",
+        "tests/oracle/member/test_rulings.py::"
+        "test_s77_logs_do_not_fill_the_disk_of_a_members_journal",
+        is_quick=False,
+    ),
+    Mutant(
         "form of an endpoint's results",
         "splitup/chain/rpc.py",
         '        check_result(calls[place][0], entry.get("result"))\n',

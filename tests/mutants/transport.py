@@ -311,6 +311,38 @@ MUTANTS: Final = (
         "test_s50_tensors_that_are_being_fetched_count_as_those_that_wait",
     ),
     Mutant(
+        "outputs on their way to the store",
+        "node/splitup_node/execution/outputs.py",
+        "self._table.queue.reserve(execution.id, run.step, len(data))",
+        "lambda: None",
+        "tests/node/execution/test_chunk_transfers.py::"
+        "test_s72_outputs_that_wait_for_the_store_count_as_inputs_that_wait",
+        is_quick=False,
+    ),
+    Mutant(
+        "past inputs that are being fetched",
+        "node/splitup_node/execution/catch_up.py",
+        "self._queue.reserve(execution.id, entry.step, entry.length)",
+        "lambda: None",
+        "tests/node/execution/test_chunk_transfers.py::"
+        "test_s73_past_inputs_that_are_being_fetched_count_too",
+        is_quick=False,
+    ),
+    Mutant(
+        "locks of other users",
+        "splitup/chain/account_lock.py",
+        "not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022",
+        "False",
+        "tests/chain/test_account_lock.py::test_s75_a_directory_of_another_user_holds_no_locks",
+    ),
+    Mutant(
+        "keys of the current folder",
+        "splitup/config.py",
+        "if path is None and not os.environ.get(HOME_VARIABLE):",
+        "if False:",
+        "tests/test_config.py::test_s76_the_current_folder_names_no_keys_elsewhere",
+    ),
+    Mutant(
         "one fetch of a tensor",
         "node/splitup_node/execution/inbox.py",
         "if (execution.id, name) in self._fetching:",
@@ -412,9 +444,17 @@ MUTANTS: Final = (
     Mutant(
         "answers of replaced nodes",
         f"{SETTLEMENT}/settlement_state.py",
-        "now < self.collected.answer_until and self.list_replaced()",
+        "now < self.collected.answer_until and self.collected.replaced",
         "False",
         f"{TESTS}/settlement/test_given_away.py::test_s69_a_client_that_replaces_all_pays_what_it_had_signed_for",
+        is_quick=False,
+    ),
+    Mutant(
+        "takeovers of each execution first",
+        f"{SETTLEMENT}/settlement_agreement.py",
+        "for turn in zip_longest(*told) for signed in turn if signed is not None)",
+        "for turn in told for signed in turn)",
+        f"{TESTS}/settlement/test_given_away.py::test_s71_what_a_node_has_forgotten_hides_no_other_execution",
         is_quick=False,
     ),
     Mutant(

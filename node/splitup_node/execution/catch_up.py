@@ -148,10 +148,15 @@ class Replay:
     async def _offer_entry(
         self, execution: Execution, part: Part, name: LogName, entry: LogEntry
     ) -> None:
-        data = await read_tensor(execution.store, name, entry)
+        source, data = (name.task, name.port), entry.data
+        if data is None:  # an object of its own, of up to 1 GiB
+            release = self._queue.reserve(execution.id, entry.step, entry.length)
+            try:
+                data = await read_tensor(execution.store, name, entry)
+            finally:
+                release()
         if self._is_current(execution, part):
             tensor = Tensor(entry.digest, data, time.time_ns())
-            source = name.task, name.port
             self._queue.offer(execution.id, source, entry.step, tensor, task=part.task)
 
     def _get_step(self, execution: Execution, part: Part) -> int:

@@ -65,7 +65,8 @@ class Outputs:
 
         Returns the outputs for the readers on this node. ``on_stored`` is called when a large one
         has been stored. If outputs that are gates are zero, the readers that they gate get nothing
-        else.
+        else. Raises Unavailable for large ones that have no room beside others, until the store has
+        them.
         """
         part, now_ns = execution.parts[run.task], time.time_ns()
         gates = execution.routing.gates[run.task]
@@ -73,8 +74,10 @@ class Outputs:
         tensors = []
         for outlet, data in zip(part.outlets, outputs, strict=True):
             if len(data) > limits.INLINE_TENSOR_BYTES:
+                release = self._table.queue.reserve(execution.id, run.step, len(data))
                 execution.record.storing_bytes += len(data)
-                self._spawn(self._publish_stored(execution, outlet, run, data, zeros, on_stored))
+                ends = on_stored, release
+                self._spawn(self._publish_stored(execution, outlet, run, data, zeros, ends))
                 tensors.append(Tensor(b"", data, now_ns))  # readers on this node need no digest
                 continue
             tensor = Tensor(hashlib.sha256(data).digest(), data, now_ns)
@@ -189,9 +192,10 @@ class Outputs:
         run: Run,
         data: bytes | memoryview,
         zeros: Collection[int],
-        on_stored: Callable[[], None],
+        ends: tuple[Callable[[], None], Callable[[], None]],  # when it is stored, and in any case
     ) -> None:
         source, before = outlet.source, outlet.before
+        on_stored, release = ends
         try:
             if not _is_current(execution, outlet):
                 return  # another node runs the task by now
@@ -207,6 +211,7 @@ class Outputs:
             self._table.fail(execution.id, run.task, run.step, reason)
             return
         finally:
+            release()
             execution.record.storing_bytes -= len(data)
         if execution.life.failure or not _is_current(execution, outlet):
             return

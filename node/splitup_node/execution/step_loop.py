@@ -131,11 +131,14 @@ class StepLoop:
         for (execution, run), answer in zip(batch, answers, strict=True):
             if execution.life.is_over or run.task not in execution.parts:
                 continue  # the execution ended, or the task moved to another node, meanwhile
-            if isinstance(answer, SplitUpError):
-                self._table.fail(run.execution_id, run.task, run.step, str(answer))
-                continue
             on_stored = partial(self._finisher.check_complete, execution)
-            outputs = self._outputs.publish(execution, run, answer.outputs, on_stored)
+            try:
+                if isinstance(answer, SplitUpError):
+                    raise answer
+                outputs = self._outputs.publish(execution, run, answer.outputs, on_stored)
+            except SplitUpError as error:
+                self._table.fail(run.execution_id, run.task, run.step, str(error))
+                continue
             finished.append(
                 FinishedRun(execution, run, outputs, answer.started_ns, answer.ended_ns)
             )

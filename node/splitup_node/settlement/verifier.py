@@ -77,11 +77,12 @@ class Verifier:
         key = (order.certificate.plan.request.execution_id, order.task)
         if key in self._known:
             return
+        committee = await self._context.committees.check_certificate(order.certificate)
+        await asyncio.to_thread(check_draw, order.draw, committee)
+        # now: a stranger must not make this node fetch and parse manifests of its choice
         manifest = await self._context.cache.fetch_manifest(order.certificate.plan.request.model_id)
         node = self._context.identity.address
         await asyncio.to_thread(check_order, order, manifest, node)
-        committee = await self._context.committees.check_certificate(order.certificate)
-        await asyncio.to_thread(check_draw, order.draw, committee)
         if key in self._known:
             return
         try:

@@ -24,7 +24,7 @@ from splitup.net.http import SignedClient
 from splitup.protocol.committee.commands import RecomputeTask
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.task_queue import PortId
-from splitup.storage.download import download_object
+from splitup.storage.download import check_space, download_object
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.log_patience import LogPatience
 from splitup.storage.log_store import LogIncomplete, iter_tensors, open_verification_logs
@@ -244,6 +244,7 @@ class Rulings:
             try:
                 with path.open("wb") as file:
                     async for tensor in tensors:
+                        check_space(path, len(tensor))
                         write_tensor(file, tensor)
                         digest.add_tensor(tensor)
             except LogIncomplete as error:

@@ -48,6 +48,8 @@ class CollectedCommitments:
     takeovers: dict[tuple[int, int], SignedTakeover] = field(default_factory=dict)
     # by task and node: it was replaced, and has shown for how many steps the client had signed
     answered: set[tuple[int, str]] = field(default_factory=set)
+    # by node and task: who was replaced and has not answered, and by which takeover
+    replaced: dict[str, dict[int, SignedTakeover]] = field(default_factory=dict)
     answer_until: float = 0.0  # until when those that were replaced are waited for
     waited_for: int = 0  # as many of the takeovers were known when that began
     votes: dict[str, CommitmentsVote] = field(default_factory=dict)  # each member's latest
@@ -125,6 +127,25 @@ class CollectedCommitments:
         if signed.end.final and signed.end.steps not in self.finals and len(self.finals) < 2:
             self.finals[signed.end.steps] = signed
             self.changes += 1
+
+    def add_takeover(self, signed: SignedTakeover, plan: Plan) -> None:
+        """Keep a takeover that was checked, and whom it replaced; a client may sign thousands."""
+        task, candidate = signed.takeover.task, signed.takeover.candidate
+        self.takeovers[task, candidate] = signed
+        self.changes += 1
+        first = plan.places[task] if plan.places else 0
+        later = range(first + 1, len(plan.tasks[task]))
+        *before, last = (first, *(place for place in later if (task, place) in self.takeovers))
+        for node in (plan.tasks[task][place] for place in before):
+            if (task, node) not in self.answered:
+                self.replaced.setdefault(node, {})[task] = self.takeovers[task, last]
+
+    def add_answer(self, task: int, node: str) -> None:
+        """Note that a node that was replaced has shown what the client signed."""
+        self.answered.add((task, node))
+        told = self.replaced.get(node, {})
+        if told.pop(task, None) is not None and not told:
+            del self.replaced[node]
 
     def list_tokens(self) -> list[str]:
         """Return the commitments here, as their nodes signed them."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import islice, zip_longest
 from typing import Protocol, TypeVar, assert_never
 
 from splitup.core import limits, tuning
@@ -95,8 +96,6 @@ class SettlementAgreement:
         self._verification_rounds = VerificationRounds(context)
         self._proposals = Proposals(context, signing_guard, economics)
         self._states: dict[str, SettlementState] = {}
-        # by node: by which takeovers it was replaced, as far as it has not answered
-        self._replaced: dict[str, list[SignedTakeover]] = {}
         # executions whose requests a reorganisation removed, with what nodes sent about them
         self._reverted: OrderedDict[str, SettlementState] = OrderedDict()
         # recently ended executions: a message about one is late, not faulty
@@ -116,9 +115,16 @@ class SettlementAgreement:
     def list_replaced(self, node: str) -> Sequence[SignedTakeover]:
         """Return the takeovers by which a node was replaced in open executions, to be told to it.
 
-        Not those about which it has told us for how many steps the client had signed.
+        Not those about which it has told us for how many steps the client had signed. One of each
+        execution comes first: a client cannot fill the answer with what its node has forgotten.
         """
-        return self._replaced.get(node, ())
+        told = (
+            state.collected.replaced[node].values()
+            for state in self._states.values()
+            if state.chain.agreed is None and node in state.collected.replaced
+        )
+        turns = (signed for turn in zip_longest(*told) for signed in turn if signed is not None)
+        return list(islice(turns, limits.MAX_TOLD_TAKEOVERS))
 
     def is_over(self, execution_id: str) -> bool:
         """Return whether an execution was settled or refunded recently."""
@@ -418,12 +424,8 @@ class SettlementAgreement:
 
     def process_tick(self, now: float) -> list[Command]:
         commands: list[Command] = []
-        self._replaced = {}
         for state in list(self._states.values()):
             collected = state.collected
-            if collected.takeovers and state.chain.agreed is None:
-                for node, signed in state.list_replaced():
-                    self._replaced.setdefault(node, []).append(signed)
             if now >= state.look_at and (
                 collected.by_node or collected.counts or state.chain.agreed
             ):
@@ -489,12 +491,12 @@ class SettlementAgreement:
         old, plan = before.certificate.plan, certificate.plan
         if (old.tasks, old.nodes) != (plan.tasks, plan.nodes):
             return
+        state.collected.answered |= before.collected.answered
         state.add_takeovers(before.collected.takeovers.values())
         state.collected.by_node |= before.collected.by_node
         state.collected.counts |= before.collected.counts
         state.collected.ordered = before.collected.ordered
         state.collected.signed_steps = before.collected.signed_steps
-        state.collected.answered |= before.collected.answered
         state.collected.order = before.collected.order
         state.collected.finals |= before.collected.finals
         state.early.completions |= before.early.completions

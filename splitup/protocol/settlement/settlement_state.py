@@ -253,7 +253,7 @@ class SettlementState:
         if self.is_late(timestamp_s):
             return self._find_best()
         steps = self.find_steps()
-        if steps is None or (now < self.collected.answer_until and self.list_replaced()):
+        if steps is None or (now < self.collected.answer_until and self.collected.replaced):
             return None
         commitments = self.collected.list_finals(steps)
         executors = self._find_executors(steps, commitments)
@@ -383,22 +383,7 @@ class SettlementState:
             self.collected.add_end(message.end, plan)
         for named in (signed.takeover for signed in message.takeovers):
             if message.node in plan.tasks[named.task][: named.candidate]:
-                self.collected.answered.add((named.task, message.node))
-
-    def list_replaced(self) -> list[tuple[str, SignedTakeover]]:
-        """Return the nodes that were replaced and have not answered, with the takeovers."""
-        takeovers = self.collected.takeovers
-        if self.certificate is None or not takeovers:
-            return []
-        plan, last = self.certificate.plan, dict(sorted(takeovers))
-        executors = plan.executors()
-        ran = {(task, executors[task]) for task in last}
-        ran |= {(task, plan.tasks[task][place]) for task, place in takeovers}
-        return [
-            (node, takeovers[task, last[task]])
-            for task, node in sorted(ran - self.collected.answered)
-            if node != plan.tasks[task][last[task]]
-        ]
+                self.collected.add_answer(named.task, message.node)
 
     def add_takeovers(self, takeovers: Iterable[SignedTakeover]) -> None:
         """Keep who may answer for tasks.
@@ -411,8 +396,7 @@ class SettlementState:
             name = signed.takeover.task, signed.takeover.candidate
             if name not in self.collected.takeovers:
                 check_takeover(signed, self.certificate.plan)
-                self.collected.takeovers[name] = signed
-                self.collected.changes += 1
+                self.collected.add_takeover(signed, self.certificate.plan)
 
     # ---- validators -------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from splitup_node.execution.kept.executions import Execution, make_execution
 
 from splitup.client.execution.session import Session
 from splitup.core import limits, tuning
+from splitup.core.background import cancel
 from splitup.core.errors import PeerFault
 from splitup.crypto.keys import generate_identity
 from splitup.messages.base import CLIENT, RELAY_PATH
@@ -26,6 +27,7 @@ from splitup.messages.plans import PlanCertificate, PlanNode
 from splitup.net.http import SignedClient
 from splitup.net.links import Link
 from splitup.net.tensor_chunks import TensorChunks, has_room
+from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.gateway_client import GatewayClient
@@ -134,6 +136,50 @@ async def test_s50_an_input_that_is_announced_again_and_again_is_fetched_once(
     assert large.nodes[0].engine._table.queue.buffered_bytes == X.nbytes
     goes_on.set()
     await large.finish(certificate, [X])
+
+
+async def test_s72_outputs_that_wait_for_the_store_count_as_inputs_that_wait(
+    large: Large, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task may make 1 GiB of a few bytes, and does so faster than any store takes it."""
+    certificate, node = await large.begin(steps=4), large.nodes[0]
+    queue = node.engine._table.queue
+    large.store.takes.clear()
+    async with asyncio.timeout(HANG_S):
+        for step in range(3):
+            large.store_input(certificate, step, X)
+            for _ in range(3):  # two of the tasks run on this node
+                await large.store.asked.get()
+        assert queue.buffered_bytes == 6 * X.nbytes
+        monkeypatch.setattr(queue, "_max_bytes", 7 * X.nbytes)
+        large.store_input(certificate, 3, X)
+        execution = await node.failed.get()
+    assert execution.life.failure.endswith("bytes of tensors are buffered here already")
+
+
+async def test_s73_past_inputs_that_are_being_fetched_count_too(
+    large: Large, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that takes a task over reads up to 256 ports at once."""
+    certificate, asked = await large.begin(), asyncio.Event()
+    node, request = large.nodes[0], certificate.plan.request
+
+    async def hang(logs: StoredLogs, name: LogName, *rest: Any) -> bytes:
+        asked.set()
+        return await asyncio.Future()
+
+    monkeypatch.setattr(StoredLogs, "read", hang)
+    execution = node.engine.executions[request.execution_id]
+    name, entry = LogName(CLIENT, 0, request.client, 0), LogEntry(0, bytes(32), X.nbytes, None)
+    reading = asyncio.create_task(
+        node.engine._finisher._replay._offer_entry(execution, execution.parts[0], name, entry)
+    )
+    async with asyncio.timeout(HANG_S):
+        await asked.wait()
+    queue = node.engine._table.queue
+    assert queue.buffered_bytes == X.nbytes
+    await cancel(reading)
+    assert not queue.buffered_bytes
 
 
 async def test_large_tensors_reach_the_next_node_before_the_store(large: Large) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import shutil
+from collections import namedtuple
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -217,6 +219,21 @@ async def test_a_member_that_could_not_compute_yet_says_that_and_not_that_it_can
     assert (ruling.slow, ruling.error) == (is_slow, "" if is_slow else str(error))
     said = "is not recomputed yet" if is_slow else "cannot be recomputed here"
     assert caplog.messages == [f"task {TASK} {said}: {error}"]
+
+
+async def test_s77_logs_do_not_fill_the_disk_of_a_members_journal(
+    court: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3 KB of a log may name 4 MiB of zeros, and an execution has up to 65,536 steps."""
+    order = court.order(MANIFEST)
+    await court.write(order.certificate, 0, DATA)
+    left = iter([2 * tuning.DISK_RESERVE_BYTES] * 2)  # for the graph, and one tensor
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(next(left, 0)))
+    determinism = await court.recomputer.find_class("")
+    ruling = await court.rule(order, MANIFEST, determinism, RIGHT)
+    assert ruling.slow and not ruling.error and not ruling.missing
+    assert not list(court.rulings._directory.iterdir())
 
 
 @pytest.mark.parametrize("steps", [0, STEPS - 1])

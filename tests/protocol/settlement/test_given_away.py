@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -286,6 +287,38 @@ def test_s69_a_replaced_node_holds_nothing_up_for_long(silent: int) -> None:
     assert waited_s <= simulation.now - since <= waited_s + 1
     paid = {one.node: PRICE * len(one.tasks) for one in done}
     assert settle(simulation, plan, *done) == paid
+
+
+class Unread(dict[Any, Any]):
+    """Takeovers that may be looked up, and not gone through."""
+
+    __iter__ = keys = values = items = None  # type: ignore[assignment]
+
+
+def test_s70_members_do_not_go_through_all_takeovers_at_every_tick() -> None:
+    """A client signs seven for each of 1,024 tasks: 22 ms of each 50, for each execution."""
+    simulation, execution_id, plan = open_execution()
+    taken = give_all_away(simulation, plan)
+    settlements = next(iter(simulation.members.values()))._settlements
+    collected = settlements._states[execution_id].collected
+    collected.takeovers = Unread(collected.takeovers)
+    settlements.process_tick(simulation.now)
+    for task, node in enumerate(plan.executors()):
+        assert settlements.list_replaced(node) == [taken[task]]
+
+
+def test_s71_what_a_node_has_forgotten_hides_no_other_execution() -> None:
+    """It cannot answer for that; 64 takeovers of it would fill each answer to a heartbeat."""
+    simulation, execution_id, plan = open_execution()
+    taken, node = give_all_away(simulation, plan), plan.executors()[0]
+    member = next(iter(simulation.members.values()))
+    states = member._settlements._states
+    own, forgotten = states.pop(execution_id), object()
+    collected = CollectedCommitments(replaced={node: dict.fromkeys(range(1024), forgotten)})  # type: ignore[arg-type]
+    states["0x" + "00" * 32] = SimpleNamespace(chain=own.chain, collected=collected)  # type: ignore[assignment]
+    states[execution_id] = own
+    heard = member.list_replaced(node)
+    assert heard == [forgotten, taken[0], *[forgotten] * (limits.MAX_TOLD_TAKEOVERS - 2)]
 
 
 @pytest.mark.parametrize("counts", [False, True])
