@@ -238,8 +238,8 @@ async def register(directory: Path, path: Path, model: DemoModel = EXAMPLE, *fla
     price = () if model.price is None else ("--price", model.price)
     await _run_program(
         [
-            *(find_program("splitup-deploy"), "register", "--json"),
-            *("--model", path, "--name", model.name, "--target-vram", model.target_vram),
+            *(find_program("splitup-deploy"), "register", "--json", path),
+            *("--name", model.name, "--target-vram", model.target_vram),
             *("--chunk", str(model.chunk), *context, *price, *flags),
             *("--config", directory),
         ]

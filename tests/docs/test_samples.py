@@ -305,7 +305,7 @@ def test_a_preview_is_shown_as_it_is_printed() -> None:
 
 
 def test_a_registration_is_shown_as_it_is_printed() -> None:
-    flags = ["--model", "examples/packages-4m", "--target-vram", "1.3MB", "--chunk", "8"]
+    flags = ["examples/packages-4m", "--target-vram", "1.3MB", "--chunk", "8"]
     flags += ["--name", "packages-4m"]
     *shown, last = read_sample(PUBLISH, f"splitup-deploy register {' '.join(flags)}")
     check_shortened(shown, run_deploy("register", *flags, "--dry-run"))

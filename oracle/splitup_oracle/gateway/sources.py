@@ -251,7 +251,7 @@ class ObjectView:
                 status, content_range = response.status, response.headers.get("Content-Range", "")
         except TimeoutError:
             raise _StoreSilent(
-                f"{store} does not answer (nothing within {tuning.QUIET_S:g} s); restart it"
+                f"{store} does not answer (nothing within {tuning.QUIET_S:g} s)"
             ) from None
         except (aiohttp.ClientError, OSError) as error:
             raise StorageUnavailable(

@@ -52,7 +52,7 @@ def test_help_loads_nothing_heavy(verb: str) -> None:
     assert "Usage:" in done.stdout and done.stdout.splitlines()[-1] == "loaded:"
 
 
-@pytest.mark.parametrize("verb", ["inspect", "register --dry-run --name x --model"])
+@pytest.mark.parametrize("verb", ["inspect", "register --dry-run --name x"])
 def test_a_dry_run_loads_no_chain_client(verb: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     done = run(LIST_LOADED, *verb.split(), str(tmp_path), "--target-vram", "1GB", "--json")
