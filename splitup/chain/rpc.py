@@ -14,10 +14,10 @@ that is broken, or lies, is an endpoint that does not answer, whatever it says.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from aiohttp import (
     ClientConnectorError,
@@ -31,8 +31,10 @@ from splitup.chain.rpc_results import check_result
 from splitup.core import limits, tuning
 from splitup.core.closing import Closing
 from splitup.core.codec import parse_json
-from splitup.core.errors import ChainUnavailable, ConfigurationError, describe
+from splitup.core.errors import ChainUnavailable, ConfigurationError, describe, name_server
+from splitup.core.silence import SilenceAlarm
 
+_log = logging.getLogger("splitup.chain")
 # The methods in use that may be repeated when an answer is lost: they read, or they send signed
 # bytes, which are executed once, under their nonce.
 _IDEMPOTENT: Final = {
@@ -65,7 +67,11 @@ class Rpc(Closing):
         if not url.startswith(("http://", "https://")):
             raise ConfigurationError("the RPC endpoint does not begin with http:// or https://")
         self._url = url
-        self.place = _name_endpoint(url)  # for errors and logs
+        try:
+            self.place = name_server(url)  # for errors and logs
+        except ValueError:
+            message = "the URL of the RPC endpoint is not valid; correct it"
+            raise ConfigurationError(message) from None
         self.requests = 0  # that were sent, repeated ones included
         self._session: ClientSession | None = None
 
@@ -102,13 +108,21 @@ class Rpc(Closing):
         ]
 
     async def _ask(self, calls: Sequence[tuple[str, Sequence[Any]]], tries: int) -> Any:
-        """Return the JSON of an answer; raise ChainUnavailable after so many tries."""
+        """Return the JSON of an answer; raise ChainUnavailable after so many tries.
+
+        An endpoint that answers nothing at all is asked ``tuning.RPC_SILENCES`` times.
+        """
+        silences = 0
         for attempt in range(tries):
             try:
-                async with asyncio.timeout(tuning.RPC_TIMEOUT_S):
-                    return await self._post(calls)
+                with SilenceAlarm(self._warn):
+                    async with asyncio.timeout(tuning.RPC_TIMEOUT_S):
+                        return await self._post(calls)
             except TimeoutError:
                 failure = f"nothing within {tuning.RPC_TIMEOUT_S:g} s"
+                silences += 1
+                if silences == tuning.RPC_SILENCES:
+                    break
             except RpcError:
                 raise
             except Exception as error:  # whatever it is, there is no answer
@@ -119,6 +133,9 @@ class Rpc(Closing):
             f"the chain at {self.place} does not answer ({failure}); "
             "start your network with: splitup up, or correct the RPC endpoint"
         )
+
+    def _warn(self) -> None:
+        _log.warning("the chain at %s has not answered for %g s", self.place, tuning.QUIET_S)
 
     def _read(self, method: str, response: Mapping[str, Any]) -> Any:
         """Return the result of one call; raise RpcError."""
@@ -168,15 +185,6 @@ def _check_answer(calls: Sequence[tuple[str, Sequence[Any]]], entry: Any) -> Non
     place = entry.get("id") if len(calls) > 1 else 0
     if "error" not in entry and type(place) is int and 0 <= place < len(calls):
         check_result(calls[place][0], entry.get("result"))
-
-
-def _name_endpoint(url: str) -> str:
-    """Return the scheme, host and port of an endpoint's URL, without what may be a key."""
-    try:
-        found = urlsplit(url)
-    except ValueError:
-        raise ConfigurationError("the URL of the RPC endpoint is not valid; correct it") from None
-    return f"{found.scheme}://{found.netloc.rpartition('@')[2]}"
 
 
 def _describe(error: Exception) -> str:

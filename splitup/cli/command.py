@@ -130,9 +130,12 @@ class _Warnings(logging.Handler):
         self.addFilter(WarningLimit())
         self.addFilter(OneLine())
         self._output = output
+        self._said = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._output.say(record.getMessage())
+        if (message := record.getMessage()) != self._said:  # several calls wait for one server
+            self._output.say(message)
+        self._said = message
 
 
 def start_log(handler: logging.Handler, level: int) -> None:

@@ -83,7 +83,6 @@ from splitup.client.text.generation import (
 )
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.config import NetworkConfig
-from splitup.core import tuning
 from splitup.core.background import BackgroundTasks
 from splitup.core.closing import Closing
 from splitup.core.errors import ExecutionFailed, InvalidInput
@@ -142,7 +141,7 @@ class Network(Closing):
 
     async def drain(self) -> None:
         """Wait until the nodes and the store have everything that ended executions owe them."""
-        await wait_stored(self._background.tasks, quiet_s=tuning.STORE_QUIET_S)
+        await wait_stored(self._background.tasks)
 
     async def close(self) -> None:
         """Finish storing the inputs of ended executions, then close every connection."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import os
 from http import HTTPStatus
+from urllib.parse import urlsplit
 
 
 class SplitUpError(Exception):
@@ -144,3 +145,12 @@ def describe(error: BaseException) -> str:
             return os.strerror(reason.errno)
         return said
     return str(error) or type(error).__name__
+
+
+def name_server(url: str) -> str:
+    """Return a URL's scheme, host and port: its user, path and query may be secrets.
+
+    Raises ValueError for what is no URL.
+    """
+    found = urlsplit(url)
+    return f"{found.scheme}://{found.netloc.rpartition('@')[2]}"

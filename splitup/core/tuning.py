@@ -73,7 +73,6 @@ MAX_SECRET_FILE_BYTES: Final = 64 * KIB  # a keystore is 600 bytes, a passphrase
 MAX_REPLAY_ENTRIES: Final = 100_000  # ≈ 30 MB; 1,000 requests a second for the life of a token
 OBJECT_FETCHES: Final = 3  # tries: after three wrong digests the object itself counts as wrong
 OBJECT_RETRY_S: Final = 2.0  # longest pause between two tries against an overloaded server
-STORE_QUIET_S: Final = 5.0  # a client that waits longer for the store reports it
 MAX_JOURNAL_VALUE_BYTES: Final = 16 * MIB  # four messages of the largest size
 
 # ---- images in prompts -------------------------------------------------------------------------
@@ -138,6 +137,7 @@ MAX_ZIP_DIRECTORY_BYTES: Final = 8 * MIB  # the same tensors at 120 bytes
 
 # ---- HTTP --------------------------------------------------------------------------------------
 
+QUIET_S: Final = 5.0  # who waits so long for store or chain, without a byte, says for whom
 HTTP_SMALL_BODY_BYTES: Final = 64 * KIB  # as much as the sockets' buffers hold
 HTTP_LARGE_BODIES: Final = 8  # larger bodies of strangers that a server reads at once: < 48 MB
 HTTP_BACKLOG: Final = 512  # connections that wait to be accepted; the kernel refuses more
@@ -188,7 +188,7 @@ SIGNED_REQUESTS: Final = 64  # being checked at one member, with nine calls of t
 UPLOAD_BYTES_PER_DAY: Final = 1024 * 1024 * MIB  # of one key at one gateway: a few large models
 UPLOAD_KEYS: Final = 16_384  # uploaders whose use of the store a gateway remembers
 UPLOAD_STALL_S: Final = 60.0  # an upload without progress for this long is aborted
-TRANSFER_STALL_S: Final = 20.0  # likewise a download: the connection may be half-open
+TRANSFER_STALL_S: Final = 20.0  # likewise other transfers: the connection may be half-open
 DOWNLOAD_PATIENCE_S: Final = 60.0  # of retries without a byte; then the caller has to decide
 DISK_LEAST_BYTES: Final = (
     16 * MIB
@@ -239,6 +239,7 @@ REACH_CHECKS: Final = 32  # of nodes at once, at one member
 
 RPC_TIMEOUT_S: Final = 10.0  # for one call; a slower RPC node counts as down
 RPC_TRIES: Final = 4  # with the pauses below ≈ 0.7 s: bridges a short failure, not a restart
+RPC_SILENCES: Final = 2  # calls without an answer: the second goes over another connection
 RPC_BACKOFF_S: Final = 0.1  # first pause; doubles
 RPC_BACKOFF_MAX_S: Final = 5.0  # longest pause of a subscriber that waits for the node to return
 LOG_RANGE_BLOCKS: Final = (

@@ -238,8 +238,8 @@ async def register(directory: Path, path: Path, model: DemoModel = EXAMPLE, *fla
     price = () if model.price is None else ("--price", model.price)
     await _run_program(
         [
-            *(find_program("splitup-deploy"), "register", "--json"),
-            *("--model", path, "--name", model.name, "--target-vram", model.target_vram),
+            *(find_program("splitup-deploy"), "register", "--json", path),
+            *("--name", model.name, "--target-vram", model.target_vram),
             *("--chunk", str(model.chunk), *context, *price, *flags),
             *("--config", directory),
         ]
@@ -281,7 +281,7 @@ async def wait_for_holders(net: SplitUp, directory: Path, say: Say, name: str = 
     ends, said = time.monotonic() + _LOAD_TIMEOUT_S, (-1, 0)
     async with SignedClient() as http:
         while True:
-            holders = (await fetch_health(net.chain, http, state)).count_holders()
+            holders = (await fetch_health(net.chain, http, state, directory)).count_holders()
             ready = sum(holders[task] >= _MIN_HOLDERS for task in wanted)
             if (ready, holders.total()) != said:
                 if ready != said[0]:

@@ -179,7 +179,7 @@ def fetch_status(directory: Path) -> NetworkStatus:
     health, problem = None, ""
     try:
         config = NetworkConfig.load(directory / NETWORK_FILE)
-        health = asyncio.run(_fetch_health(config, state))
+        health = asyncio.run(_fetch_health(config, state, directory))
     except SplitUpError as error:
         problem = str(error)
     processes = tuple(
@@ -189,10 +189,12 @@ def fetch_status(directory: Path) -> NetworkStatus:
     return NetworkStatus(directory, find_holder(directory), processes, health, problem)
 
 
-async def _fetch_health(config: NetworkConfig, state: DevnetState) -> NetworkHealth:
+async def _fetch_health(
+    config: NetworkConfig, state: DevnetState, directory: Path
+) -> NetworkHealth:
     deployment = Deployment.load(config.deployment)
     async with await Chain.connect(config.rpc_url, deployment) as chain, SignedClient() as http:
-        return await fetch_health(chain, http, state)
+        return await fetch_health(chain, http, state, directory)
 
 
 def _is_alive(pid: int) -> bool:

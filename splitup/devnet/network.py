@@ -27,6 +27,7 @@ from splitup.devnet.s3_server import start_object_server
 from splitup.devnet.state import (
     DEFAULT_MEMBERS,
     GATEWAYS,
+    OBJECTS,
     DevnetState,
     Lock,
     RunningProcess,
@@ -114,7 +115,7 @@ class Devnet:
         parties = funding.load_parties(directory, mnemonic, state)
         self._report("starting the chain and the object store")
         rpc_url = await self._start_chain(state, mnemonic)
-        objects = start_object_server(directory / "objects")
+        objects = start_object_server(directory / OBJECTS)
         self._add_group([objects])
         self._report("preparing contracts, funds and stakes")
         deployment = await funding.load_deployment(
@@ -280,7 +281,7 @@ class Devnet:
             for child in self.children:
                 child.check_running()
             self._check_essential()
-            health = await fetch_health(chain, http, state)
+            health = await fetch_health(chain, http, state, self.directory)
             if (line := health.describe()) != said:
                 ends, said = loop.time() + _QUIET_S, line
                 self._report_progress(line)

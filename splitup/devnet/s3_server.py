@@ -68,6 +68,11 @@ class ObjectServer(DevnetProcess):
                 stale.unlink(missing_ok=True)
 
 
+def read_endpoint(data_dir: Path) -> str:
+    """Return the URL of a server that was started on ``data_dir`` once."""
+    return f"http://{HOST}:{json.loads((data_dir / 'ports.json').read_text())['s3.port']}"
+
+
 def find_weed() -> Path:
     """Return SeaweedFS's binary: beside this Python, else on PATH; or raise ConfigurationError."""
     beside = Path(sys.executable).parent / "weed"
@@ -110,7 +115,7 @@ def start_object_server(
     )
     server = ObjectServer(
         *(child.name, child.process, child.log),
-        endpoint_url=f"http://{HOST}:{ports['s3.port']}",
+        endpoint_url=read_endpoint(data_dir),
         bucket=bucket,
         credentials_path=credentials_path,
         data_dir=data_dir,

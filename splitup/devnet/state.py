@@ -21,6 +21,7 @@ from splitup.core.errors import ConfigurationError
 from splitup.core.file_locks import find_holder, take_lock
 from splitup.devnet.ports import find_free_ports, hold_port, is_port_free
 
+OBJECTS: Final = "objects"  # the object store's directory
 GATEWAYS: Final = 2  # each can serve when the other is down
 DEFAULT_MEMBERS: Final = 4  # f = 1: the smallest committee that survives a faulty member
 MAX_NODES: Final = 64  # one machine; each node is two processes

@@ -15,9 +15,11 @@ from splitup.chain.client import Chain
 from splitup.chain.committee_reader import fetch_committee
 from splitup.client.market.plan_check import fetch_latest_snapshot
 from splitup.config import NODE_STATUS_FILE
-from splitup.core.errors import SplitUpError
+from splitup.core import tuning
+from splitup.core.errors import Refused, SplitUpError
 from splitup.devnet.funding import make_endpoint
-from splitup.devnet.state import GATEWAYS, DevnetState
+from splitup.devnet.s3_server import read_endpoint
+from splitup.devnet.state import GATEWAYS, OBJECTS, DevnetState
 from splitup.messages import api
 from splitup.messages.snapshots import Snapshot
 from splitup.net.http import SignedClient
@@ -29,20 +31,30 @@ _PAGE: Final = 100
 class NodeHealth:
     """A registered node; ``tasks`` are those it holds in the latest snapshot.
 
-    ``in_snapshot``: the snapshot lists it with its current endpoint.
+    ``is_own``: the devnet started it, it did not join. ``in_snapshot``: the snapshot lists it with
+    its current endpoint.
     """
 
     address: str
     endpoint: str
     stake_micro_usdc: int
+    is_own: bool
     answers: bool
     in_snapshot: bool
     tasks: tuple[str, ...]
 
+    @property
+    def is_live(self) -> bool:
+        """Whether it answers and is in the snapshot, which may be an old one."""
+        return self.in_snapshot and self.answers
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkHealth:
-    """A network at one moment. ``gateways`` and ``members`` list those that answer."""
+    """A network at one moment. ``gateways`` and ``members`` list those that answer.
+
+    ``silent_store`` is the URL of the object store when it does not answer, else "".
+    """
 
     block: int
     has_group_key: bool
@@ -51,18 +63,25 @@ class NetworkHealth:
     nodes: tuple[NodeHealth, ...]
     wanted_nodes: int
     wanted_members: int
+    silent_store: str = ""
 
     @property
     def live_nodes(self) -> int:
-        """The number of nodes that answer and are in the snapshot, which may be an old one."""
-        return sum(node.in_snapshot and node.answers for node in self.nodes)
+        """The number of live nodes, those that joined included."""
+        return sum(node.is_live for node in self.nodes)
+
+    @property
+    def own_nodes(self) -> int:
+        """The number of live nodes that the devnet started."""
+        return sum(node.is_live and node.is_own for node in self.nodes)
 
     def is_ready(self) -> bool:
         return (
             self.has_group_key
+            and not self.silent_store
             and len(self.gateways) == GATEWAYS
             and len(self.members) == self.wanted_members
-            and self.live_nodes >= self.wanted_nodes
+            and self.own_nodes >= self.wanted_nodes
         )
 
     def count_holders(self) -> Counter[str]:
@@ -71,15 +90,17 @@ class NetworkHealth:
 
     def describe(self) -> str:
         """Return one line for a terminal."""
-        most = max(self.live_nodes, self.wanted_nodes)  # others may have joined
-        return ", ".join(
-            (
-                f"{len(self.gateways)}/{GATEWAYS} gateways",
-                f"{len(self.members)}/{self.wanted_members} committee members",
-                "group key" if self.has_group_key else "no group key yet",
-                f"{self.live_nodes}/{most} nodes",
-            )
-        )
+        parts = [
+            f"{len(self.gateways)}/{GATEWAYS} gateways",
+            f"{len(self.members)}/{self.wanted_members} committee members",
+            "group key" if self.has_group_key else "no group key yet",
+            f"{self.own_nodes}/{self.wanted_nodes} nodes",
+        ]
+        if joined := self.live_nodes - self.own_nodes:
+            parts.append(f"{joined} more joined")
+        if self.silent_store:
+            parts.append(f"the object store at {self.silent_store} does not answer")
+        return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``splitup status --json``."""
@@ -87,6 +108,7 @@ class NetworkHealth:
             "ready": self.is_ready(),
             "block": self.block,
             "group_key": self.has_group_key,
+            "object_store": not self.silent_store,
             "gateways": list(self.gateways),
             "members": list(self.members),
             "nodes": [
@@ -94,6 +116,7 @@ class NetworkHealth:
                     "address": node.address,
                     "endpoint": node.endpoint,
                     "stake_micro_usdc": node.stake_micro_usdc,
+                    "own": node.is_own,
                     "answers": node.answers,
                     "in_snapshot": node.in_snapshot,
                     "tasks": len(node.tasks),
@@ -103,20 +126,25 @@ class NetworkHealth:
         }
 
 
-async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> NetworkHealth:
-    """Ask chain, gateways, members and nodes at once; raise ChainUnavailable."""
+async def fetch_health(
+    chain: Chain, http: SignedClient, state: DevnetState, directory: Path
+) -> NetworkHealth:
+    """Ask chain, object store, gateways, members and nodes at once; raise ChainUnavailable."""
+    store = read_endpoint(directory / OBJECTS)
     member_urls = [make_endpoint(port) for port in state.member_ports]
     gateway_urls = [make_endpoint(port) for port in state.gateway_ports]
-    head, group_key, registered, snapshot, *answers = await asyncio.gather(
+    head, group_key, registered, snapshot, has_store, *answers = await asyncio.gather(
         chain.fetch_head(),
         chain.call("committee", "groupKey"),
         _fetch_nodes(chain),
         _fetch_snapshot(chain, http),
+        _store_answers(http, store),
         *(_answers(http, url) for url in gateway_urls + member_urls),
     )
     own = {make_endpoint(port) for port in state.node_ports[: state.nodes]}
     leaving = sum(bool(node["unbondingAt"]) and node["endpoint"] in own for node in registered)
     answering = {u for u, a in zip(gateway_urls + member_urls, answers, strict=True) if a}
+    own = {make_endpoint(port) for port in state.node_ports[: state.nodes]}
     entries = {entry.node: entry for entry in snapshot.entries} if snapshot is not None else {}
     node_answers = await asyncio.gather(*(_answers(http, node["endpoint"]) for node in registered))
     nodes = tuple(
@@ -124,6 +152,7 @@ async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> 
             address=node["account"],
             endpoint=node["endpoint"],
             stake_micro_usdc=node["stake"],
+            is_own=node["endpoint"] in own,
             answers=answer,
             in_snapshot=entry is not None and entry.endpoint == node["endpoint"],
             tasks=entry.resident if entry is not None else (),
@@ -139,6 +168,7 @@ async def fetch_health(chain: Chain, http: SignedClient, state: DevnetState) -> 
         nodes=nodes,
         wanted_nodes=state.nodes - leaving,
         wanted_members=state.members,
+        silent_store="" if has_store else store,
     )
 
 
@@ -179,6 +209,16 @@ async def _fetch_nodes(chain: Chain) -> list[dict[str, Any]]:
         await chain.call("nodes", "nodesPage", start, _PAGE) for start in range(0, count, _PAGE)
     ]
     return [node for page in pages for node in page]
+
+
+async def _store_answers(http: SignedClient, url: str) -> bool:
+    try:
+        await http.get_bytes(url, timeout_s=tuning.QUIET_S)
+    except Refused:  # it refuses who does not sign, so it answers
+        return True
+    except SplitUpError:
+        return False
+    return True
 
 
 async def _answers(http: SignedClient, url: str) -> bool:

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from typing import Final, Self
 
 import aiohttp
 from yarl import URL
 
 from splitup.core import limits, tuning
-from splitup.core.errors import InvalidInput, PeerFault, StorageUnavailable
+from splitup.core.errors import (
+    InvalidInput,
+    PeerFault,
+    StorageUnavailable,
+    describe,
+    name_server,
+)
+from splitup.core.silence import SilenceAlarm
 from splitup.messages.storage import Grant
 
+_log = logging.getLogger("splitup.storage")
 RETRYABLE: Final = frozenset({408, 429, 500, 502, 503, 504})
 # hashed or written without a pause; frames wait for that, 0.1 ms
 _CHUNK_BYTES: Final = 256 * limits.KIB
@@ -81,22 +90,21 @@ async def put_object(
         raise InvalidInput(
             f"object {grant.key} must have {grant.length_bytes} bytes, not {size_bytes}"
         )
-    end = time.monotonic() + deadline_s
-    pauses = Pauses(end)
-    while True:
-        try:
-            status = await _send(session, grant, data, end, pause_s)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = describe_failure(error)
-        else:
-            if status in (200, 201, 204):
-                return
-            if status == 412:
-                break
-            if status not in RETRYABLE:
-                raise make_refusal(grant, status)
-            reason = f"status {status}"
-        await pauses.wait(grant, reason)
+    with TransferPatience(grant, deadline_s, tuning.TRANSFER_STALL_S) as patience:
+        while True:
+            try:
+                status = await _send(session, grant, data, patience, pause_s)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                reason = describe_failure(error)
+            else:
+                if status in (200, 201, 204):
+                    return
+                if status == 412:
+                    break
+                if status not in RETRYABLE:
+                    raise make_refusal(grant, status)
+                reason = f"status {status}"
+            await patience.pause(reason)
     if existing is None:
         raise PeerFault(f"object {grant.key} exists already; its bytes cannot be compared")
     if existing.key != grant.key:
@@ -106,7 +114,7 @@ async def put_object(
         existing,
         max_bytes=size_bytes,
         expected_digest=(await compute_sha256(data)).hex(),
-        deadline_s=end - time.monotonic(),
+        deadline_s=patience.end - time.monotonic(),
     )
 
 
@@ -126,70 +134,108 @@ async def get_object(
     grant) or PeerFault (too long, wrong digest).
     """
     check_grant(grant, "GET")
-    end = time.monotonic() + deadline_s
-    pauses = Pauses(end)
     fetches = 0
-    while True:
-        try:
-            digest = None if expected_digest is None else hashlib.sha256()
-            status, data = await _fetch(session, grant, max_bytes, end, digest)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            await pauses.wait(grant, describe_failure(error))
-            continue
-        if status in RETRYABLE:
-            await pauses.wait(grant, f"status {status}")
-            continue
-        if status == 404:
-            raise NotStored(f"object {grant.key} does not exist (yet)")
-        if status != 200:
-            raise make_refusal(grant, status)
-        if len(data) > max_bytes:
-            raise PeerFault(f"object {grant.key} is longer than {max_bytes} bytes")
-        if digest is None or digest.hexdigest() == expected_digest:
-            return data
-        fetches += 1
-        if fetches == tuning.OBJECT_FETCHES:
-            raise PeerFault(
-                f"object {grant.key} has another digest than {expected_digest}, "
-                f"{fetches} times over"
-            )
+    with TransferPatience(grant, deadline_s, tuning.TRANSFER_STALL_S) as patience:
+        while True:
+            try:
+                digest = None if expected_digest is None else hashlib.sha256()
+                status, data = await _fetch(session, grant, max_bytes, patience, digest)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                await patience.pause(describe_failure(error))
+                continue
+            if status in RETRYABLE:
+                await patience.pause(f"status {status}")
+                continue
+            if status == 404:
+                raise NotStored(f"object {grant.key} does not exist (yet)")
+            if status != 200:
+                raise make_refusal(grant, status)
+            if len(data) > max_bytes:
+                raise PeerFault(f"object {grant.key} is longer than {max_bytes} bytes")
+            if digest is None or digest.hexdigest() == expected_digest:
+                return data
+            fetches += 1
+            if fetches == tuning.OBJECT_FETCHES:
+                raise PeerFault(
+                    f"object {grant.key} has another digest than {expected_digest}, "
+                    f"{fetches} times over"
+                )
 
 
-class Pauses:
-    """Exponential pauses with full jitter, until a deadline on the monotonic clock."""
+class TransferPatience:
+    """How long one transfer is tried: until a deadline, and ``silence_s`` without a byte.
 
-    def __init__(self, end: float) -> None:
-        self._end = end
+    It warns of a silence long before. Between tries are exponential pauses with full jitter.
+    """
+
+    def __init__(self, grant: Grant, deadline_s: float, silence_s: float) -> None:
+        self.end = time.monotonic() + deadline_s
+        self._key, self._place = grant.key, name_server(grant.url)
+        self._silence_s = silence_s
+        self._silent_end = time.monotonic() + silence_s
         self._pause_s = _FIRST_PAUSE_S
+        self._alarm = SilenceAlarm(self._warn)
 
-    async def wait(self, grant: Grant, reason: str) -> None:
-        """Sleep, or raise StorageUnavailable when the deadline would pass meanwhile."""
+    def __enter__(self) -> Self:
+        self._alarm.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._alarm.__exit__()
+
+    def note_progress(self) -> None:
+        """Note that bytes moved: it begins to wait anew."""
+        self._silent_end = time.monotonic() + self._silence_s
+        self._alarm.note_progress()
+
+    def make_timeout(self) -> aiohttp.ClientTimeout:
+        """Return the limits of the next try."""
+        return aiohttp.ClientTimeout(
+            total=max(0.001, self.end - time.monotonic()),
+            sock_connect=tuning.HTTP_CONNECT_S,
+            sock_read=tuning.TRANSFER_STALL_S,
+        )
+
+    async def pause(self, reason: str) -> None:
+        """Sleep, or raise StorageUnavailable when the time would be over meanwhile."""
         pause_s = random.uniform(0, self._pause_s)
-        if time.monotonic() + pause_s >= self._end:
+        if time.monotonic() + pause_s >= min(self.end, self._silent_end):
             raise StorageUnavailable(
-                f"the store did not move {grant.key} in time ({reason}); try again later"
+                f"the object store at {self._place} did not move {self._key} in time ({reason}); "
+                "check that it runs ('splitup status' on your own network), or try again later"
             ) from None
         await asyncio.sleep(pause_s)
         self._pause_s = min(2 * self._pause_s, tuning.OBJECT_RETRY_S)
 
+    def _warn(self) -> None:
+        _log.warning(
+            "the object store at %s has not answered for %g s", self._place, tuning.QUIET_S
+        )
+
 
 async def _send(
-    session: aiohttp.ClientSession, grant: Grant, data: Body, end: float, pause_s: float
+    session: aiohttp.ClientSession,
+    grant: Grant,
+    data: Body,
+    patience: TransferPatience,
+    pause_s: float,
 ) -> int:
     size_bytes = count_bytes(data)
     is_small = size_bytes <= _CHUNK_BYTES
     async with session.put(
         URL(grant.url, encoded=True),
-        data=b"".join(get_parts(data)) if is_small else _slice(data, pause_s),
+        data=b"".join(get_parts(data)) if is_small else _slice(data, patience, pause_s),
         headers={"Content-Length": str(size_bytes)} | grant.headers,
         allow_redirects=False,
         skip_auto_headers=("Content-Type",),
-        timeout=_timeout(end),
+        timeout=patience.make_timeout(),
     ) as response:
         return response.status
 
 
-async def _slice(data: Body, pause_s: float) -> AsyncIterator[bytes | memoryview]:
+async def _slice(
+    data: Body, patience: TransferPatience, pause_s: float
+) -> AsyncIterator[bytes | memoryview]:
     """Yield chunks, large ones without a copy; other tasks of the loop run between them."""
     small: list[bytes | memoryview] = []
     room = _CHUNK_BYTES
@@ -197,6 +243,7 @@ async def _slice(data: Body, pause_s: float) -> AsyncIterator[bytes | memoryview
         is_small = len(part) <= _CHUNK_BYTES // 4
         if small and (len(part) > room or not is_small):
             yield b"".join(small)
+            patience.note_progress()
             await asyncio.sleep(pause_s)  # writing alone does not yield to other tasks
             small, room = [], _CHUNK_BYTES
         if is_small:
@@ -206,6 +253,7 @@ async def _slice(data: Body, pause_s: float) -> AsyncIterator[bytes | memoryview
         view = memoryview(part)
         for start in range(0, len(view), _CHUNK_BYTES):
             yield view[start : start + _CHUNK_BYTES]
+            patience.note_progress()
             await asyncio.sleep(pause_s)
     yield b"".join(small)
 
@@ -214,7 +262,7 @@ async def _fetch(
     session: aiohttp.ClientSession,
     grant: Grant,
     max_bytes: int,
-    end: float,
+    patience: TransferPatience,
     digest: hashlib._Hash | None,
 ) -> tuple[int, bytes]:
     """Return the status and at most ``max_bytes`` + 1 bytes, which also go into ``digest``."""
@@ -224,7 +272,7 @@ async def _fetch(
         headers={"Accept-Encoding": "identity"} | grant.headers,
         allow_redirects=False,
         auto_decompress=False,
-        timeout=_timeout(end),
+        timeout=patience.make_timeout(),
     ) as response:
         if response.status != 200:
             return response.status, b""
@@ -232,6 +280,7 @@ async def _fetch(
             return 200, bytes(max_bytes + 1)
         chunks, left = [], max_bytes + 1
         async for chunk in response.content.iter_any():
+            patience.note_progress()
             chunks.append(chunk[:left])
             left -= len(chunks[-1])
             if digest is not None:
@@ -239,10 +288,6 @@ async def _fetch(
             if not left:
                 break
         return 200, b"".join(chunks)
-
-
-def _timeout(end: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=max(0.001, end - time.monotonic()))
 
 
 def check_grant(grant: Grant, method: str) -> None:
@@ -271,5 +316,9 @@ def make_refusal(grant: Grant, status: int) -> InvalidInput | StorageUnavailable
 
 def describe_failure(error: BaseException) -> str:
     """Return what went wrong with a transfer, without its URL."""
+    if isinstance(error, aiohttp.SocketTimeoutError):
+        return f"nothing within {tuning.TRANSFER_STALL_S:g} s"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return describe(error)
     # only the type: the text of these exceptions may contain the URL
     return "time ran out" if isinstance(error, TimeoutError) else type(error).__name__

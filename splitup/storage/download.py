@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, Self
@@ -26,7 +25,7 @@ from splitup.messages.storage import Grant
 from splitup.net.object_transfer import (
     RETRYABLE,
     NotStored,
-    Pauses,
+    TransferPatience,
     check_grant,
     describe_failure,
     make_refusal,
@@ -53,15 +52,16 @@ async def download_object(
     of ``tuning.OBJECT_FETCHES`` tries), Unavailable (the disk is full, or another process fetches
     the same object), and the errors of ``renew``.
     """
-    end = time.monotonic() + deadline_s
-    pauses = _make_pauses(end)
     faults = refusals = 0
-    with _Part(path, length_bytes) as part:
+    with (
+        _Part(path, length_bytes) as part,
+        TransferPatience(grant, deadline_s, tuning.DOWNLOAD_PATIENCE_S) as patience,
+    ):
         while True:
             before = part.length
             try:
                 check_grant(grant, "GET")
-                reason = await _fetch_rest(session, grant, part, end)
+                reason = await _fetch_rest(session, grant, part, patience)
                 if part.length == length_bytes:
                     await asyncio.to_thread(_check_digest, part, grant, digest)
                     await asyncio.to_thread(part.keep)
@@ -81,12 +81,8 @@ async def download_object(
                 reason = str(error)
                 grant = await renew()
             if part.length > before:
-                pauses, refusals = _make_pauses(end), 0
-            await pauses.wait(grant, reason)
-
-
-def _make_pauses(end: float) -> Pauses:
-    return Pauses(min(end, time.monotonic() + tuning.DOWNLOAD_PATIENCE_S))
+                refusals = 0
+            await patience.pause(reason)
 
 
 def _check_digest(part: _Part, grant: Grant, digest: str) -> None:
@@ -94,13 +90,10 @@ def _check_digest(part: _Part, grant: Grant, digest: str) -> None:
         raise PeerFault(f"object {grant.key} has another digest than {digest}")
 
 
-async def _fetch_rest(session: aiohttp.ClientSession, grant: Grant, part: _Part, end: float) -> str:
+async def _fetch_rest(
+    session: aiohttp.ClientSession, grant: Grant, part: _Part, patience: TransferPatience
+) -> str:
     """Append the missing bytes as far as they arrive; return why the transfer ended, or ""."""
-    timeout = aiohttp.ClientTimeout(
-        total=max(0.001, end - time.monotonic()),
-        sock_connect=tuning.HTTP_CONNECT_S,
-        sock_read=tuning.TRANSFER_STALL_S,
-    )
     headers = {"Accept-Encoding": "identity", "Range": f"bytes={part.length}-"} | grant.headers
     try:
         async with session.get(
@@ -108,10 +101,10 @@ async def _fetch_rest(session: aiohttp.ClientSession, grant: Grant, part: _Part,
             headers=headers,
             allow_redirects=False,
             auto_decompress=False,
-            timeout=timeout,
+            timeout=patience.make_timeout(),
         ) as response:
             if (reason := _check_answer(response, grant, part)) == "":
-                await _append_all(response, grant, part)
+                await _append_all(response, grant, part, patience)
             return reason
     except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
         return describe_failure(error)
@@ -141,10 +134,13 @@ def _check_answer(response: aiohttp.ClientResponse, grant: Grant, part: _Part) -
     return ""
 
 
-async def _append_all(response: aiohttp.ClientResponse, grant: Grant, part: _Part) -> None:
+async def _append_all(
+    response: aiohttp.ClientResponse, grant: Grant, part: _Part, patience: TransferPatience
+) -> None:
     buffer = bytearray()
     try:
         async for chunk in response.content.iter_any():
+            patience.note_progress()
             buffer += chunk
             if part.length + len(buffer) > part.length_bytes:
                 buffer.clear()

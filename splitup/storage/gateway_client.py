@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -24,7 +25,9 @@ from splitup.core.errors import (
     StorageUnavailable,
     Throttled,
     Unavailable,
+    name_server,
 )
+from splitup.core.silence import SilenceAlarm
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import Domain, recover_signer, sign_quorum
 from splitup.messages import api
@@ -46,6 +49,7 @@ from splitup.messages.storage import (
 from splitup.messages.verification import VerificationOrder
 from splitup.net.http import M, SignedClient
 
+_log = logging.getLogger("splitup.storage")
 # the proof names no chain and no contract; the request that carries it is for one gateway and
 # expires within a minute
 _ANYWHERE: Final = Domain(0, "0x" + "00" * 20)
@@ -185,29 +189,35 @@ class GatewayClient(Closing):
             **grant.headers,
         }
         failures: list[Exception] = []
-        body = _read_chunks(open_chunks, on_sent, failures)
+        store = f"the object store at {name_server(grant.url)}"
+        alarm = _make_alarm(store)
+
+        def note_sent(length: int) -> None:
+            alarm.note_progress()
+            on_sent(length)
+
+        body = _read_chunks(open_chunks, note_sent, failures)
         try:
-            async with self._http.session.put(
-                grant.url, data=body, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                status = response.status
+            with alarm:
+                async with self._http.session.put(
+                    grant.url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+                ) as response:
+                    status = response.status
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             if failures:  # reading failed: the HTTP library only reports that the body ended
                 raise failures[0] from None
             raise StorageUnavailable(  # only the type: the text may contain the URL
-                f"the object store dropped the upload of {grant.key} ({type(error).__name__}); "
+                f"{store} dropped the upload of {grant.key} ({type(error).__name__}); "
                 "run the command again: objects that are stored already are not sent again"
             ) from None
         finally:
             await body.aclose()
         if status >= 500:
             raise StorageUnavailable(
-                f"the object store answered {status} to the upload of {grant.key}; try again"
+                f"{store} answered {status} to the upload of {grant.key}; try again"
             )
         if status not in (200, 412):
-            raise Refused(
-                f"the object store refused the upload of {grant.key} with {status}", status=status
-            )
+            raise Refused(f"{store} refused the upload of {grant.key} with {status}", status=status)
 
     async def _ask_grants(self, route: api.Route[M], body: M) -> Grants:
         return Grants.from_value(await self._ask(route, body))
@@ -225,7 +235,8 @@ class GatewayClient(Closing):
         for _ in self._urls:
             url = self._urls[self._place]
             try:
-                return await call(url)
+                with _make_alarm(f"the storage gateway at {url}"):
+                    return await call(url)
             except Throttled as error:  # the next gateway must not extend a quota
                 failures = [error]
                 break
@@ -239,6 +250,11 @@ class GatewayClient(Closing):
                 ) from None
         reasons = "; ".join(str(error) for error in failures)
         raise StorageUnavailable(f"the storage gateway failed: {reasons}; check that it runs")
+
+
+def _make_alarm(server: str) -> SilenceAlarm:
+    message = "%s has not answered for %g s"
+    return SilenceAlarm(lambda: _log.warning(message, server, tuning.QUIET_S))
 
 
 async def _read_chunks(

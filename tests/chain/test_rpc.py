@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -231,3 +232,29 @@ async def test_s54_a_damaged_event_is_the_endpoints_fault(endpoint: Endpoint) ->
     for change in ({"topics": [topic]}, {"topics": [topic, HASH]}, {"topics": [topic] * 4}):
         with pytest.raises(ChainUnavailable, match="damaged"):
             decode_logs(DEPLOYED, [LOG | change])
+
+
+async def test_an_endpoint_that_answers_nothing_is_named_soon_and_asked_twice(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tuning, "RPC_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(tuning, "RPC_BACKOFF_S", 0.0)
+    monkeypatch.setattr(tuning, "QUIET_S", 0.0)
+    asked, gone = 0, asyncio.Event()
+
+    async def hang(_request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        await gone.wait()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/{rest:.*}", hang)
+    server = await serve_app(app, "127.0.0.1", 0)
+    async with Rpc(f"{server.url}/v2/KEY") as rpc:
+        with pytest.raises(ChainUnavailable, match=f"{server.url} does not answer"):
+            await rpc.request("eth_chainId")
+    gone.set()
+    await server.close()
+    assert asked == tuning.RPC_SILENCES < tuning.RPC_TRIES
+    assert f"the chain at {server.url} has not answered" in caplog.text and "KEY" not in caplog.text

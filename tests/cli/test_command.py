@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -103,6 +104,21 @@ app([])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines() == ["first", "WARNING:splitup.a:second\ufffdthird"]
+
+
+def test_what_several_calls_wait_for_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    screen = Console(file=shown, width=80)
+    monkeypatch.setattr(Output, "open", lambda _: Output(False, screen, screen))
+
+    @as_command
+    def command() -> None:
+        """Ask."""
+        for server in ("the chain", "the chain", "the store"):
+            logging.getLogger("splitup.chain").warning("%s has not answered", server)
+
+    assert invoke(command).exit_code == 0
+    assert shown.getvalue() == "the chain has not answered\nthe store has not answered\n"
 
 
 def test_a_hint_stands_until_the_result_comes(monkeypatch: pytest.MonkeyPatch) -> None:

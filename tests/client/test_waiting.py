@@ -8,13 +8,15 @@ import logging
 import pytest
 
 from splitup.client.execution.opening import wait_stored
+from splitup.core import tuning
 
 ID = "0x" + "ab" * 32
 
 
 async def test_a_store_that_takes_long_is_named_and_waited_for(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tuning, "QUIET_S", 0.0)
     stored, said = asyncio.Event(), asyncio.Event()
 
     async def store() -> None:
@@ -28,7 +30,7 @@ async def test_a_store_that_takes_long_is_named_and_waited_for(
     log.addHandler(ear)
     task = asyncio.create_task(store(), name=ID)
     try:
-        waiting = asyncio.create_task(wait_stored([task], quiet_s=0.0))
+        waiting = asyncio.create_task(wait_stored([task]))
         await said.wait()
         assert ID in caplog.messages[0]
         assert not waiting.done()
@@ -45,6 +47,6 @@ async def test_a_store_that_fails_at_once_ends_the_wait_in_silence(
     async def store() -> None:
         raise ValueError
 
-    await wait_stored([asyncio.create_task(store())], quiet_s=60.0)
-    await wait_stored([], quiet_s=60.0)
+    await wait_stored([asyncio.create_task(store())])
+    await wait_stored([])
     assert not caplog.messages

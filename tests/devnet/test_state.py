@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,31 @@ def test_busy_port_is_one_sentence(tmp_path: Path) -> None:
             state.check_ports(tmp_path)
 
 
-def test_nodes_that_joined_are_counted_among_all() -> None:
-    joined = NodeHealth("0x1", "http://n:1", 1, answers=True, in_snapshot=True, tasks=())
-    health = NetworkHealth(1, True, (), (), (joined,) * 6, wanted_nodes=5, wanted_members=4)
-    assert health.describe().endswith(" 6/6 nodes")
+def make_health(own: int, joined: int, *, silent_store: str = "") -> NetworkHealth:
+    node = NodeHealth("0x1", "http://n:1", 1, is_own=True, answers=True, in_snapshot=True, tasks=())
+    return NetworkHealth(
+        block=1,
+        has_group_key=True,
+        gateways=("a", "b"),
+        members=("a", "b", "c", "d"),
+        nodes=(node,) * own + (replace(node, is_own=False),) * joined,
+        wanted_nodes=5,
+        wanted_members=4,
+        silent_store=silent_store,
+    )
+
+
+def test_nodes_that_joined_do_not_make_a_network_ready() -> None:
+    health = make_health(own=4, joined=2)
+    assert health.describe().endswith(" 4/5 nodes, 2 more joined") and not health.is_ready()
+    assert make_health(own=5, joined=0).describe().endswith(" 5/5 nodes")
+    assert make_health(own=5, joined=0).is_ready()
+
+
+def test_a_store_that_does_not_answer_is_named() -> None:
+    health = make_health(own=5, joined=0, silent_store="http://127.0.0.1:9")
+    assert "store at http://127.0.0.1:9 does not answer" in health.describe()
+    assert not health.is_ready() and not health.to_dict()["object_store"]
 
 
 def test_a_detached_start_says_why_it_failed(tmp_path: Path) -> None:

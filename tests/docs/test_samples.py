@@ -263,6 +263,7 @@ def test_a_networks_status_is_shown_as_it_is_printed(
         address="0x52aaadcecf4aba4b1695fcf23f2249c40bed11bb",
         endpoint="http://127.0.0.1:19068",
         stake_micro_usdc=1_100_000_000,
+        is_own=True,
         answers=True,
         in_snapshot=True,
         tasks=tuple(str(number) for number in range(12)),
@@ -304,7 +305,7 @@ def test_a_preview_is_shown_as_it_is_printed() -> None:
 
 
 def test_a_registration_is_shown_as_it_is_printed() -> None:
-    flags = ["--model", "examples/packages-4m", "--target-vram", "1.3MB", "--chunk", "8"]
+    flags = ["examples/packages-4m", "--target-vram", "1.3MB", "--chunk", "8"]
     flags += ["--name", "packages-4m"]
     *shown, last = read_sample(PUBLISH, f"splitup-deploy register {' '.join(flags)}")
     check_shortened(shown, run_deploy("register", *flags, "--dry-run"))

@@ -234,7 +234,7 @@ class Network:
             state = DevnetState.load(self.directory)
             assert state is not None
             async with SplitUp.connect(self.config) as net, SignedClient() as http:
-                return await fetch_health(net.chain, http, state)
+                return await fetch_health(net.chain, http, state, self.directory)
 
         return run_apart(fetch())
 

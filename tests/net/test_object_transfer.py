@@ -268,3 +268,33 @@ async def test_parts_arrive_as_one_object(
     assert script.requests == [("PUT", b"".join(parts))]
     digest = await compute_sha256([memoryview(part) for part in parts])
     assert digest == hashlib.sha256(b"".join(parts)).digest() and count_bytes(parts) == sum(sizes)
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+async def test_f20_a_store_that_answers_nothing_is_named_soon_and_given_up(
+    script: Script,
+    session: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+) -> None:
+    monkeypatch.setattr(tuning, "TRANSFER_STALL_S", 0.3)
+    monkeypatch.setattr(tuning, "QUIET_S", 0.0)
+    gone = asyncio.Event()
+
+    async def hang(_request: web.Request) -> web.StreamResponse:
+        await gone.wait()
+        return web.Response()
+
+    script.answers = [hang]
+    place = f"the object store at http://127.0.0.1:{script.port}"
+    with pytest.raises(StorageUnavailable, match=f"{place} did not .*nothing within 0.3 s") as told:
+        async with asyncio.timeout(HANG_S):  # its own deadline is later
+            if method == "GET":
+                await get(script, session, deadline_s=2 * HANG_S)
+            else:
+                await put_object(session, script.grant("PUT"), DATA, deadline_s=2 * HANG_S)
+    gone.set()
+    assert len(script.requests) == 1
+    assert f"{place} has not answered" in caplog.text
+    assert SECRET not in caplog.text + str(told.value)

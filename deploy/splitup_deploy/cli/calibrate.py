@@ -8,15 +8,13 @@ from typing import Annotated
 import typer
 
 from splitup.cli.command import JsonOutput, as_command
-from splitup_deploy.cli.options import CutOptions, TargetFlag
+from splitup_deploy.cli.options import CutOptions, SourceArgument, TargetFlag
 from splitup_deploy.cli.steps import compile_model
 
 
 @as_command
 def command(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model, as for 'register --model'.")
-    ],
+    model: SourceArgument,
     target_vram: TargetFlag,
     cut: CutOptions,
     steps: Annotated[

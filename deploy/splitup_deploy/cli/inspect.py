@@ -30,8 +30,7 @@ class InspectOptions:
         str,
         typer.Argument(
             metavar="MODEL",
-            help="Registered name or id; or, to compile, what 'register --model' takes, or a "
-            "config.json.",
+            help="Registered name or id; or, to compile, what 'register' takes, or a config.json.",
         ),
     ]
     target_vram: Annotated[

@@ -27,6 +27,29 @@ ModelArgument = Annotated[
         metavar="MODEL", help="A registered model: its name (the version used now) or its id."
     ),
 ]
+SOURCE_HELP = "Hugging Face directory, *.onnx, *.gguf, or module:function (tinygrad)."
+SourceArgument = Annotated[str, typer.Argument(metavar="MODEL", help=SOURCE_HELP)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """The model to compile: an argument, or ``--model``, as the first designs wrote it."""
+
+    argument: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help=SOURCE_HELP, show_default=False)
+    ] = None
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="The same, as an option.")
+    ] = None
+
+    def read(self) -> str:
+        """Return the model; raise InvalidInput unless it was given once."""
+        from splitup.core.errors import InvalidInput
+
+        given = [model for model in (self.argument, self.model) if model is not None]
+        if len(given) != 1:
+            raise InvalidInput("give one model: as the argument MODEL, or with --model MODEL")
+        return given[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from splitup_deploy.cli.options import (
     KeyOptions,
     ManifestOptions,
     NetworkOptions,
+    SourceOptions,
     TargetFlag,
 )
 from splitup_deploy.cli.steps import compile_model, open_network
@@ -27,14 +28,7 @@ if TYPE_CHECKING:
 class RegisterOptions:
     """What to register, as whom, and where."""
 
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            help="Hugging Face directory, *.onnx, *.gguf, or module:function (tinygrad).",
-        ),
-    ]
+    source: SourceOptions
     name: Annotated[
         str, typer.Option("--name", metavar="NAME", help="Name under which users find it.")
     ]
@@ -57,10 +51,11 @@ def command(options: RegisterOptions, *, output: JsonOutput) -> None:
     from splitup_deploy.showing.profile import compute_profile
     from splitup_deploy.showing.progress import UploadBar, show_model, show_registration
 
+    model = options.source.read()
     check_name(options.name)
     targets = parse_sizes(options.target_vram)
     if options.dry_run:
-        compiled = _compile(options, output)
+        compiled = _compile(model, options, output)
         profile = compute_profile(compiled.manifest, compiled.times_ps, targets)
         show_model(output, profile, options.name, compiled.is_complete)
         return
@@ -75,7 +70,7 @@ def command(options: RegisterOptions, *, output: JsonOutput) -> None:
             await client.ping()
 
     event_loop.run(check())  # before the compiler's minutes, during which no loop runs
-    compiled = _compile(options, output)
+    compiled = _compile(model, options, output)
 
     async def send() -> Registration:
         with UploadBar(output.log) as progress:
@@ -87,19 +82,17 @@ def command(options: RegisterOptions, *, output: JsonOutput) -> None:
     show_registration(output, profile, done)
 
 
-def _compile(options: RegisterOptions, output: Output) -> CompiledModel:
+def _compile(model: str, options: RegisterOptions, output: Output) -> CompiledModel:
     """Return what is registered, or with --dry-run shown: the same bytes and the same id."""
     from splitup.core.errors import InvalidInput
     from splitup_deploy.showing.progress import show_status
 
-    compiled = compile_model(
-        output, options.model, options.target_vram, options.cut, refuses_waste=True
-    )
+    compiled = compile_model(output, model, options.target_vram, options.cut, refuses_waste=True)
     if not compiled.is_complete:
         if options.dry_run:
             return compiled
         raise InvalidInput(
-            f"'{options.model}' has no weights, so it cannot be registered: put them beside "
+            f"'{model}' has no weights, so it cannot be registered: put them beside "
             "config.json, or look at the cut with --dry-run"
         )
     with show_status(output.log, "completing the manifest") as say:

@@ -48,7 +48,7 @@ from splitup.graph.manifest import (
 from splitup.graph.manifest_rules import check_manifest
 from splitup.graph.rules import CheckedGraph, check_graph
 from splitup_deploy.cutting.divide import divide
-from splitup_deploy.cutting.least_target import advise_target, check_least
+from splitup_deploy.cutting.least_target import advise_target, check_least, measure_bounds
 from splitup_deploy.cutting.partition import (
     Balance,
     Region,
@@ -167,12 +167,14 @@ def build(
     whole = source.traced if reads_weights else source.traced.forget_weights()
     targets = (target_vram_bytes,) if isinstance(target_vram_bytes, int) else target_vram_bytes
     cut = partial(_cut, balance=balance, max_tasks=max_tasks, private=private)
+    bounds = measure_bounds(whole)
     try:
         if private is None:  # the client's part needs no card
-            check_least(whole, targets)
+            check_least(bounds, targets)
         traced, graph, ends, parts = cut(whole, targets)
     except TargetTooSmall as error:
-        raise InvalidModel(f"{error}: {advise_target(whole, targets, cut, error)}") from None
+        advice = advise_target(whole, bounds, targets, cut, error)
+        raise InvalidModel(f"{error}: {advice}") from None
     tasks = cut_graph(graph, parts)
     separation = None if ends is None else separate(tasks, parts, ends)
     blobs: dict[str, Blob] = {}

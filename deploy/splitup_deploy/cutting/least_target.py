@@ -15,12 +15,18 @@ from splitup_deploy.frontends.tracing import TracedModel
 _TRIES: Final = 12  # of cuts, each of which may take a second
 _NEAR: Final = 1.03  # the square of this factor is close enough
 
+Bounds = tuple[int, int]
 _Cut = Callable[[TracedModel, Collection[int]], Any]
 
 
-def check_least(whole: TracedModel, targets: Collection[int]) -> None:
+def measure_bounds(whole: TracedModel) -> Bounds:
+    """Return what bounds the least target of a model (``bound_target``)."""
+    return bound_target(check_graph(whole.graph), whole.labels)
+
+
+def check_least(bounds: Bounds, targets: Collection[int]) -> None:
     """Raise TargetTooSmall when no cut can be, before one is tried; dividing takes long."""
-    least, _ = bound_target(check_graph(whole.graph), whole.labels)
+    least, _ = bounds
     if max(targets) < least:
         raise TargetTooSmall(
             f"however it is cut, a task needs {least} bytes of memory; the target is "
@@ -30,10 +36,14 @@ def check_least(whole: TracedModel, targets: Collection[int]) -> None:
 
 
 def advise_target(
-    whole: TracedModel, targets: Collection[int], cut: _Cut, error: TargetTooSmall
+    whole: TracedModel,
+    bounds: Bounds,
+    targets: Collection[int],
+    cut: _Cut,
+    error: TargetTooSmall,
 ) -> str:
     """Return what to do about an error of ``cut``: which target works, what else helps."""
-    least = find_least_target(whole, targets, cut)
+    least = find_least_target(whole, bounds, targets, cut)
     found = "" if least is None else f"raise --target-vram to at least {write_size(least)}"
     also = error.remedy and f"{error.remedy} also helps" if found else f"try {error.remedy}"
     if found and also:
@@ -41,7 +51,9 @@ def advise_target(
     return found or also
 
 
-def find_least_target(whole: TracedModel, targets: Collection[int], cut: _Cut) -> int | None:
+def find_least_target(
+    whole: TracedModel, bounds: Bounds, targets: Collection[int], cut: _Cut
+) -> int | None:
     """Return about the least memory of the largest card with which ``cut`` succeeds.
 
     It was tried, with the other cards, on weights of which only the shapes are known. None: no
@@ -55,7 +67,7 @@ def find_least_target(whole: TracedModel, targets: Collection[int], cut: _Cut) -
             return True
         return False
 
-    least, largest = bound_target(check_graph(shapes.graph), shapes.labels)
+    least, largest = bounds
     low, high = max(1, *targets, least - 1), 0  # one try is often enough
     middle = round_up(int(low * _NEAR))
     for _ in range(_TRIES):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from collections import OrderedDict
@@ -18,7 +17,13 @@ from splitup.chain.deployment import Deployment
 from splitup.chain.market import Status
 from splitup.client.market.receipts import fetch_status
 from splitup.core import limits, tuning
-from splitup.core.errors import ChainUnavailable, PeerFault, Refused, StorageUnavailable
+from splitup.core.errors import (
+    ChainUnavailable,
+    PeerFault,
+    Refused,
+    StorageUnavailable,
+    name_server,
+)
 from splitup.graph.manifest import Manifest, get_manifest_key
 from splitup.graph.manifest_rules import check_refused, load_manifest
 from splitup.messages.plans import PlanCertificate
@@ -150,6 +155,10 @@ class ChainView:
         return self._node_keys[1]
 
 
+class _StoreSilent(StorageUnavailable):
+    """The store accepts connections, and answers nothing."""
+
+
 class ObjectView:
     """The objects in the store, read with presigned URLs."""
 
@@ -214,32 +223,45 @@ class ObjectView:
         """Return the size of an object, None when there is none; repeat what fails for a moment."""
         pause_s = tuning.RPC_BACKOFF_S
         for _ in range(tuning.RPC_TRIES - 1):
-            with contextlib.suppress(StorageUnavailable):
+            try:
                 return await self._probe_once(key)
+            except _StoreSilent:
+                raise
+            except StorageUnavailable:
+                pass
             await asyncio.sleep(pause_s)
             pause_s *= 2
         return await self._probe_once(key)
 
     async def _probe_once(self, key: str) -> int | None:
-        """Ask for an object's first byte."""
+        """Ask for an object's first byte; raise _StoreSilent before who asked gives up."""
         grant = self._presigner.presign_get(key, expires_s=_PROBE_EXPIRY_S)
+        store = f"the object store at {name_server(grant.url)}"
+        timeout = aiohttp.ClientTimeout(total=tuning.QUIET_S, sock_connect=tuning.HTTP_CONNECT_S)
         try:
             async with (
                 self._probes,
                 self._http.session.get(
-                    grant.url, headers={"Range": "bytes=0-0"}, allow_redirects=False
+                    grant.url,
+                    headers={"Range": "bytes=0-0"},
+                    allow_redirects=False,
+                    timeout=timeout,
                 ) as response,
             ):
                 status, content_range = response.status, response.headers.get("Content-Range", "")
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        except TimeoutError:
+            raise _StoreSilent(
+                f"{store} does not answer (nothing within {tuning.QUIET_S:g} s)"
+            ) from None
+        except (aiohttp.ClientError, OSError) as error:
             raise StorageUnavailable(
-                f"the object store does not answer ({type(error).__name__}); check that it runs"
+                f"{store} does not answer ({type(error).__name__}); check that it runs"
             ) from None
         if status == 404:
             return None
         total = content_range.rpartition("/")[2]
         if status != 206 or not total.isdecimal():
-            raise StorageUnavailable(f"the object store answered {status} to a probe of {key}")
+            raise StorageUnavailable(f"{store} answered {status} to a probe of {key}")
         return int(total)
 
 

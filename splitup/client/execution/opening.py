@@ -26,6 +26,7 @@ from splitup.client.private.private_session import PrivateSession
 from splitup.client.private.private_tasks import ClientPrograms
 from splitup.core import limits, tuning
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
+from splitup.core.silence import SilenceAlarm
 from splitup.crypto.keys import Identity
 from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient
@@ -165,16 +166,16 @@ class SessionOpener:
         )
 
 
-async def wait_stored(storing: Collection[asyncio.Task[None]], *, quiet_s: float) -> None:
-    """Wait for tasks that store; after ``quiet_s`` log which executions (task names) wait."""
+async def wait_stored(storing: Collection[asyncio.Task[None]]) -> None:
+    """Wait for tasks that store; after a while log which executions (task names) wait."""
     storing = tuple(storing)  # a set loses its tasks as they end
-    if not storing:
-        return
-    _, waiting = await asyncio.wait(storing, timeout=quiet_s)
-    if waiting:
-        ids = ", ".join(task.get_name() for task in waiting)
+
+    def warn() -> None:
+        ids = ", ".join(task.get_name() for task in storing if not task.done())
         _log.warning("waiting until the inputs of %s are stored; Ctrl-C: do not wait", ids)
-    await asyncio.gather(*storing, return_exceptions=True)
+
+    with SilenceAlarm(warn):
+        await asyncio.gather(*storing, return_exceptions=True)
 
 
 async def store_and_close(session: Session) -> None:

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from splitup_deploy.cli.options import SourceOptions
 
+from splitup.core.errors import InvalidInput
 from tests.deploy.llamas import TINY
 
 HEAVY = ("numpy", "splitup.config", "tinygrad", "eth_account", "tokenizers", "rich.progress")
@@ -52,13 +54,22 @@ def test_help_loads_nothing_heavy(verb: str) -> None:
     assert "Usage:" in done.stdout and done.stdout.splitlines()[-1] == "loaded:"
 
 
-@pytest.mark.parametrize("verb", ["inspect", "register --dry-run --name x --model"])
+@pytest.mark.parametrize(
+    "verb", ["inspect", "register --dry-run --name x", "register --dry-run --name x --model"]
+)
 def test_a_dry_run_loads_no_chain_client(verb: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     done = run(LIST_LOADED, *verb.split(), str(tmp_path), "--target-vram", "1GB", "--json")
     assert done.returncode == 0, done.stderr
     loaded = done.stdout.splitlines()[-1].split()
     assert loaded[0] == "loaded:" and "tinygrad" in loaded and "eth_account" not in loaded
+
+
+def test_a_model_is_given_once() -> None:
+    assert SourceOptions(argument="m").read() == SourceOptions(model="m").read() == "m"
+    for options in (SourceOptions(), SourceOptions(argument="m", model="m")):
+        with pytest.raises(InvalidInput, match="give one model"):
+            options.read()
 
 
 def test_version_and_completion() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import cast
@@ -112,6 +113,32 @@ async def test_s11_strangers_do_not_fill_the_memory_of_used_tokens(
         assert len(gateway._replays) == 1
     finally:
         await server.close()
+
+
+async def test_a_store_that_answers_nothing_is_asked_once_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning, "QUIET_S", 0.3)
+    asked, gone = 0, asyncio.Event()
+
+    async def hang(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        await gone.wait()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", hang)
+    server = await serve_app(app, "127.0.0.1", 0)
+    try:
+        async with SignedClient() as http:
+            presigner = Presigner(server.url, "bucket", Credentials("id", "secret"))
+            with pytest.raises(StorageUnavailable, match=f"store at {server.url} does not answer"):
+                await ObjectView(presigner, http)._probe_length("key")
+    finally:
+        gone.set()
+        await server.close()
+    assert asked == 1
 
 
 @pytest.mark.parametrize("failures", [1, tuning.RPC_TRIES])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from splitup_deploy.cli.options import CutOptions
+from splitup_deploy.cli.options import CutOptions, SourceArgument
 from splitup_deploy.cli.steps import compile_model
 
 from splitup.cli.command import JsonOutput, as_command
@@ -17,9 +17,7 @@ from splitup.cli.command import JsonOutput, as_command
 class PrivacyOptions:
     """Which model to attack, and with what."""
 
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model, as for 'register --model'.")
-    ]
+    model: SourceArgument
     text: Annotated[
         Path,
         typer.Option(
