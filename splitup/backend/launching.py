@@ -19,6 +19,7 @@ from tinygrad.runtime.ops_cpu import CPUProgram
 
 from splitup.backend.buffers import DRIVER_TURN
 from splitup.backend.compiler.launch_sizes import compute_sizes
+from splitup.backend.compiler.row_sums import is_for_tiles
 from splitup.backend.compiler.schedule import Executable, Launch, Place
 from splitup.backend.native_code import NativeCode, NativeKernel, StateCopies
 from splitup.cpu import kernel_sequence
@@ -87,10 +88,17 @@ class Call(Protocol):
         ...
 
 
+class Tiled(NamedTuple):
+    """A kernel that does the same as another, faster where there are many rows."""
+
+    runtime: Any
+    sizes: tuple[Sequence[Any], Sequence[Any] | None]  # how many groups, of how many threads
+
+
 class ExecutableCall:
     """One kernel of tinygrad's. ``rows`` holds the values of its variables at launch."""
 
-    __slots__ = ("_arguments", "_device", "_executable", "_places", "_rows", "_runtime")
+    __slots__ = ("_arguments", "_device", "_executable", "_places", "_rows", "_runtime", "_tiled")
 
     def __init__(
         self,
@@ -100,9 +108,10 @@ class ExecutableCall:
         arguments: Sequence[Argument],
         places: Sequence[Place],
         rows: Mapping[str, ctypes.c_uint64],
+        tiled: Tiled | None = None,
     ) -> None:
         self._device, self._executable, self._arguments = device, executable, arguments
-        self._runtime, self._places, self._rows = runtime, places, rows
+        self._runtime, self._places, self._rows, self._tiled = runtime, places, rows, tiled
 
     @property
     def is_movable(self) -> bool:
@@ -130,7 +139,8 @@ class ExecutableCall:
             return Bound(functools.partial(self._runtime.fxn, *native.arguments), [native], cells)
         if hasattr(self._runtime, "make_launch"):
             sizes = executable.global_size, executable.local_size
-            joinable = self._runtime.make_launch(raw, executable.variables, bound, *sizes)
+            tiled = {} if self._tiled is None else {"tiled": self._tiled}  # by CUDA alone
+            joinable = self._runtime.make_launch(raw, executable.variables, bound, *sizes, **tiled)
             cells = self._runtime.is_movable and _list_cells(
                 [[one] for one in joinable.addresses], self._places
             )
@@ -146,12 +156,12 @@ class ExecutableCall:
 
         def launch() -> None:
             values = {name: self._rows[name].value for name in executable.variables}
-            self._runtime(
-                *raw,
-                global_size=compute_sizes(executable.global_size, values),
-                local_size=compute_sizes(executable.local_size, values),
-                vals=tuple(values.values()),
-            )
+            chosen = Tiled(self._runtime, (executable.global_size, executable.local_size))
+            if self._tiled is not None and is_for_tiles(values.values()):
+                chosen = self._tiled
+            groups, threads = (compute_sizes(sizes, values) for sizes in chosen.sizes)
+            vals = tuple(values.values())
+            chosen.runtime(*raw, global_size=groups, local_size=threads, vals=vals)
 
         return Bound(launch, [], [])
 

@@ -47,6 +47,7 @@ from splitup.backend.launching import (
     NativeCall,
     RowViews,
     States,
+    Tiled,
     encode_records,
     join_launches,
     launch_records,
@@ -496,8 +497,12 @@ class TaskProgram:
             else:
                 executable = schedule.executables[launch.index]
                 runtime = runtimes[launch.index]
+                tiled = None
+                if launch.tiled is not None:
+                    other = schedule.executables[launch.tiled]
+                    tiled = Tiled(runtimes[launch.tiled], (other.global_size, other.local_size))
                 call = ExecutableCall(
-                    self.device, executable, runtime, arguments, launch.places, rows
+                    self.device, executable, runtime, arguments, launch.places, rows, tiled
                 )
             calls.append(call)
         return calls

@@ -147,7 +147,7 @@ def write_hollow_gguf(
         head += encode_text(name) + struct.pack("<I", len(shape))
         head += struct.pack(f"<{len(shape)}Q", *reversed(shape))
         head += struct.pack("<IQ", KINDS[form], end)
-        numbers, nbytes = BLOCKS.get(form, (1, 4))
+        numbers, nbytes = BLOCKS[form][:2] if form in BLOCKS else (1, 4)
         end += math.prod(shape) // numbers * nbytes
     head += b"\0" * (-len(head) % ALIGNMENT)
     path.write_bytes(head)

@@ -23,6 +23,7 @@ _OPERATIONS: Final[Mapping[str, Callable[[int, int], int]]] = MappingProxyType(
         "XOR": operator.xor,
         "FLOORDIV": operator.floordiv,
         "FLOORMOD": operator.mod,
+        "SHR": operator.rshift,
     }
 )
 

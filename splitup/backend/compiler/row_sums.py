@@ -12,19 +12,25 @@ quantised weights. Here, for each row,
 
 These numbers were the best of fourteen choices for float16, float32, Q4_0, Q8_0 and Q4_K. Results
 depend on them: ``CLASS_PART`` names this version, and changes when they do.
+
+A step of several tokens would read each weight once for each of them. So there is a second kernel
+for such steps, in which a thread has the same part of ``_TOKENS`` tokens and of ``_TOKEN_ROWS``
+rows. It adds the same numbers in the same order, and its bytes are the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from tinygrad.codegen.opt import KernelOptError, Opt, OptOps
 from tinygrad.codegen.opt.postrange import Scheduler
-from tinygrad.uop.ops import AxisType, Ops, UOp
+from tinygrad.renderer import Renderer
+from tinygrad.uop.ops import AxisType, KernelInfo, Ops, UOp
 
-CLASS_PART: Final = "sums 1"
+CLASS_PART: Final = "sums 2"
 _RENDERERS: Final = frozenset({"CUDA", "NVCC", "PTX", "NAK", "HIP", "HIPCC", "AMDLLVM", "METAL"})
 _WIDTH: Final = 8
 _GROUP: Final = 32
@@ -32,16 +38,23 @@ _ROWS: Final = 2
 _GROUPS: Final = 4
 _FEWEST: Final = 8  # threads of a group
 _LEAST: Final = 64  # numbers in a row, and rows: below, tinygrad's choice
+_TILED: Final = "tiled"
+_TOKENS: Final = 8
+_TOKEN_ROWS: Final = 8  # of which a thread of several tokens has a part
+_FEWEST_TOKENS: Final = 2  # below, a kernel of one token is faster
 
 
-def applies_to(renderer: str) -> bool:
+def applies_to(renderer: Renderer) -> bool:
     """Return whether kernels by this code generator of tinygrad's run on a GPU."""
-    return renderer in _RENDERERS
+    return type(renderer).__name__.removesuffix("Renderer") in _RENDERERS
 
 
-def optimize_row_sum(kernel: Scheduler) -> Scheduler | None:
-    """Return the kernel, optimised; None if it is no sum along rows, or not for a GPU."""
-    if not applies_to(type(kernel.ren).__name__.removesuffix("Renderer")):
+def optimize_row_sum(kernel: Scheduler, *, is_tiled: bool = False) -> Scheduler | None:
+    """Return the kernel, optimised; None if it is no sum along rows, or not for a GPU.
+
+    One that ``is_tiled`` computes several tokens at once; None if it has no tokens.
+    """
+    if not applies_to(kernel.ren):
         return None
     reduced = kernel.axes_of(AxisType.REDUCE)
     if kernel.reduceop is None or kernel.reduceop.arg[0] is not Ops.ADD or not reduced:
@@ -60,7 +73,10 @@ def optimize_row_sum(kernel: Scheduler) -> Scheduler | None:
             made.apply_opt(Opt(OptOps.UNROLL, len(sizes) - 1, width))
         for place, threads in groups:
             made.apply_opt(Opt(OptOps.GROUP, place, threads))
-        _share_rows(made)
+        if is_tiled:
+            _tile(made)
+        else:
+            _share_rows(made)
     except KernelOptError:  # of another form than was thought
         return None
     return made
@@ -104,9 +120,65 @@ def _share_rows(kernel: Scheduler) -> None:
         return
     if kernel.full_shape[known[-1]] % _ROWS == 0:
         kernel.apply_opt(Opt(OptOps.UPCAST, known[-1], _ROWS))
+    _start_together(kernel)
+
+
+def _start_together(kernel: Scheduler) -> None:
     known = _list_known(kernel)
     if known and kernel.full_shape[known[-1]] % _GROUPS == 0:
         kernel.apply_opt(Opt(OptOps.LOCAL, known[-1], _GROUPS))
+
+
+# ---- several tokens at once --------------------------------------------------------------------
+
+
+def is_for_tiles(counts: Iterable[int]) -> bool:
+    """Return whether a step of so many tokens is faster with a kernel of several at once."""
+    return min(counts, default=0) >= _FEWEST_TOKENS
+
+
+def name_tiled(kernel: UOp) -> UOp:
+    """Return a kernel, before it is compiled, as one of several tokens at once."""
+    return kernel.replace(arg=replace(kernel.arg or KernelInfo(), name=_TILED))
+
+
+def is_named_tiled(kernel: Scheduler) -> bool:
+    """Return whether a kernel is one of several tokens at once."""
+    return kernel.ast.arg is not None and kernel.ast.arg.name == _TILED
+
+
+def _tile(kernel: Scheduler) -> None:
+    """Divide the tokens among threads, too; raises KernelOptError where there are none to divide.
+
+    The last tile of a step may have fewer: then rows are read that hold nothing, and not written.
+    Tiles of the same weights are started one after the other, while the weights are near.
+    """
+    axes = kernel.axes_of(AxisType.GLOBAL)
+    counted = [axis for axis in axes if not isinstance(kernel.full_shape[axis], int)]
+    known = _list_known(kernel)
+    if len(counted) != 1 or not known or kernel.full_shape[known[-1]] % _TOKEN_ROWS:
+        raise KernelOptError("no axis of tokens, or rows that cannot be divided")
+    token = kernel.rngs[counted[0]]
+    count = token.src[0]
+    if count.op is not Ops.PARAM or (token.vmax + 1) % _TOKENS:
+        raise KernelOptError("tokens are not counted by a symbol, or tiles would leave the buffer")
+    if all(token in buffer.src[1].ranges for buffer in kernel.bufs):
+        raise KernelOptError("nothing is read for several tokens")
+    guarded = {}
+    for buffer in {store.src[0] for store in kernel.ast.backward_slice if store.op is Ops.STORE}:
+        index = buffer.src[1]
+        inside = (token < count) & index.get_valid()
+        guarded[buffer] = buffer.replace(src=(buffer.src[0], index.get_idx().valid(inside)))
+    kernel.ast = kernel.ast.substitute(guarded)
+    tile = token.replace(src=((count + (_TOKENS - 1)) // _TOKENS,))
+    within = UOp.range(_TOKENS, next(kernel.opt_range), AxisType.UPCAST, dtype=token.dtype)
+    kernel.ast = kernel.ast.substitute({token: tile * _TOKENS + within})
+    kernel.apply_opt(Opt(OptOps.UPCAST, _list_known(kernel)[-1], _TOKEN_ROWS))
+    _start_together(kernel)
+    axes = kernel.axes_of(AxisType.GLOBAL)
+    counted = [axis for axis in axes if not isinstance(kernel.full_shape[axis], int)]
+    if counted and counted[0] != axes[-1]:  # a step of one tile has no axis of tiles
+        kernel.apply_opt(Opt(OptOps.SWAP, counted[0], axes[-1]))
 
 
 def _list_known(kernel: Scheduler) -> list[int]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from tinygrad.device import Device
 from tinygrad.engine.realize import get_call_arg_uops, lower_and_compile
 from tinygrad.helpers import Context
 from tinygrad.schedule import create_linear_with_vars
@@ -25,11 +26,12 @@ from splitup.backend.batching import (
     find_kinds,
     find_spans,
 )
+from splitup.backend.compiler import row_sums
 from splitup.backend.compiler.arena_layout import MemoryPlan, plan_memory
 from splitup.backend.compiler.launch_sizes import read_size
 from splitup.backend.compiler.lowering import Lowered, lower_graph
 from splitup.backend.compiler.simplified_sizes import keep_simplified
-from splitup.backend.compiler.tinygrad_fixes import install_fixes
+from splitup.backend.compiler.tinygrad_fixes import install_fixes, keep_order
 from splitup.backend.compiler.unrolling import install_bound
 from splitup.backend.native_code import NativeCode, NativeKernel, find_native_code
 from splitup.core.errors import InvalidModel, SplitUpError
@@ -89,13 +91,15 @@ class Executable:
 class Launch:
     """One kernel run: an executable or a native kernel, by its position, on these places.
 
-    A launch that ``is_shared`` computes the rows of several executions at once.
+    A launch that ``is_shared`` computes the rows of several executions at once. ``tiled`` is the
+    position of an executable that does the same, faster where there are many rows.
     """
 
     kind: Literal["executable", "native", "state update"]  # the last one is native, too
     index: int
     places: tuple[Place, ...]
     is_shared: bool = False
+    tiled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +175,14 @@ def _compile(graph: CheckedGraph, device: str, uses_native_code: bool) -> Schedu
         updates = {} if native is None else _find_updates(graph, lowered, native)
         kinds = find_kinds(graph, lowered)
         kernels = list(_iter_kernels(plan, kinds, lowered, native, updates))
-        rest = tuple(kernel.call for kernel in kernels if kernel.native is None)
-        compiled = iter(lower_and_compile(linear.replace(src=rest)).src)
+        rest = [kernel.call for kernel in kernels if kernel.native is None]
+        tiled = _name_tiled(rest, device)
+        compiled = lower_and_compile(linear.replace(src=(*rest, *tiled.values()))).src
+    made, many = iter(compiled), dict(zip(tiled, compiled[len(rest) :], strict=True))
     writer = _Writer(lowered, plan.views)
     for kernel in kernels:
-        writer.add(kernel, next(compiled) if kernel.native is None else kernel.call)
+        call = next(made) if kernel.native is None else kernel.call
+        writer.add(kernel, call, many.get(kernel.call))
     mentioned = [kernel.buffers for kernel in kernels]
     spans = find_spans(mentioned, [kernel.is_shared for kernel in kernels], kinds, lowered)
     return writer.finish(plan.outputs, spans)
@@ -206,6 +213,19 @@ def _schedule_parts(lowered: Lowered) -> UOp:
             )
         )
     return linear.replace(src=tuple(call for calls in scheduled for call in calls))
+
+
+def _name_tiled(calls: Sequence[UOp], device: str) -> dict[UOp, UOp]:
+    """Return the calls of sums whose rows are counted by a symbol, as those of many rows at once."""
+    renderer = Device[device].renderer
+    if not row_sums.applies_to(renderer):
+        return {}
+    keep_order(renderer)
+    return {
+        call: call.replace(src=(row_sums.name_tiled(call.src[0]), *call.src[1:]))
+        for call in calls
+        if call.src[0].variables() and call.src[0].op_in_backward_slice_with_self(Ops.REDUCE)
+    }
 
 
 def _copy_buffer(buffer: UOp) -> UOp:
@@ -330,8 +350,11 @@ class _Writer:
         self._launches: list[Launch] = []
         self._placed: dict[UOp, Place] = {}  # by buffer, where the operands are
 
-    def add(self, kernel: _Kernel, call: UOp) -> None:
-        """Add one kernel; ``call`` is its call, compiled unless the kernel is native."""
+    def add(self, kernel: _Kernel, call: UOp, tiled: UOp | None) -> None:
+        """Add one kernel; ``call`` is its call, compiled unless the kernel is native.
+
+        ``tiled`` is the call of what may compute many rows at once.
+        """
         for buffer, operand in zip(kernel.buffers, kernel.operands, strict=True):
             self._placed[buffer] = self._place(operand, kernel)
         if kernel.native is not None:
@@ -346,13 +369,21 @@ class _Writer:
         program = call.src[0]
         if program.op is not Ops.PROGRAM:
             raise InvalidModel(f"tinygrad scheduled {program.op.name} where a kernel belongs")
+        places = tuple(self._place(operands[slot], kernel) for slot in program.arg.globals)
+        index, many = self._keep(program), None
+        if tiled is not None:
+            other = tiled.src[0]
+            is_other = other.arg.global_size != program.arg.global_size
+            if is_other and other.arg.globals == program.arg.globals:
+                many = self._keep(other)
+        self._launches.append(Launch("executable", index, places, kernel.is_shared, many))
+
+    def _keep(self, program: UOp) -> int:
         if program not in self._programs:
             executable = _read_executable(program)
             index = self._executables.setdefault(executable, len(self._executables))
             self._programs[program] = index
-        places = tuple(self._place(operands[slot], kernel) for slot in program.arg.globals)
-        index = self._programs[program]
-        self._launches.append(Launch("executable", index, places, kernel.is_shared))
+        return self._programs[program]
 
     def finish(self, outputs: Sequence[UOp], spans: Sequence[KernelSpan]) -> Schedule:
         """Return all that was added; ``spans`` cover the kernels."""

@@ -33,8 +33,8 @@ def encode_schedule(schedule: Schedule, native: NativeCode | None) -> bytes:
         [_list_executable(item) for item in schedule.executables],
         [] if native is None else [native.encode_kernel(kernel) for kernel in schedule.natives],
         [
-            [launch.kind, launch.index, launch.is_shared, *map(_list_place, launch.places)]
-            for launch in schedule.launches
+            [one.kind, one.index, one.is_shared, one.tiled, *map(_list_place, one.places)]
+            for one in schedule.launches
         ],
         [
             [block.first, block.end, block.is_shared, *map(_list_places, (block.read, block.kept))]
@@ -69,8 +69,8 @@ def decode_schedule(data: bytes, native: NativeCode | None) -> Schedule:
         executables=tuple(read),
         natives=() if native is None else tuple(map(native.decode_kernel, natives)),
         launches=tuple(
-            Launch(kind, index, tuple(Place(*place) for place in places), is_shared)
-            for kind, index, is_shared, *places in launches
+            Launch(kind, index, tuple(Place(*place) for place in places), is_shared, tiled)
+            for kind, index, is_shared, tiled, *places in launches
         ),
         blocks=tuple(
             Block(first, end, is_shared, *(tuple(Place(*one) for one in row) for row in places))

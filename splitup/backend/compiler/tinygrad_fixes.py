@@ -20,11 +20,15 @@ as instructions at the wrong place. Here it is used as the dtype that the instru
 **Small float16 numbers.** For a device without float16 tinygrad converts it by its bits, and takes
 numbers below the normal range, of which weights have many, to be zero, and those that round down to
 the largest float16 to be infinite. Here they are converted.
+
+**The order of products.** In C, tinygrad writes a * (b * c) without parentheses unless b * c is used
+twice: then two kernels of one expression round differently. Here they are kept.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -33,10 +37,12 @@ from tinygrad import codegen
 from tinygrad.codegen.decomp import dtype as dtype_decompositions
 from tinygrad.codegen.late import coalesce, regalloc
 from tinygrad.dtype import DType, dtypes
+from tinygrad.renderer.cstyle import CStyleLanguage
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp
 
 _convert_normal: Final = dtype_decompositions.f2f
 _clamp: Final = dtype_decompositions.f2f_clamp
+_ATOM: Final = re.compile(r"-?[\w.]+")
 _FIRST_VARIABLE: Final = 2**30  # more than a kernel takes buffers
 
 
@@ -49,6 +55,21 @@ def install_fixes() -> None:
     dtype_decompositions.f2f = _convert_float
     dtype_decompositions.f2f_clamp = _clamp_float
     PatternMatcher.__add__.cache_clear()  # sums of rules that hold the old ones
+
+
+def keep_order(renderer: Any) -> None:
+    """Have a code generator for C keep the order of sums and products of floats."""
+    if not isinstance(renderer, CStyleLanguage) or "code_for_op" in vars(renderer):
+        return
+    signs = {Ops.ADD: "+", Ops.MUL: "*"}
+    kept = {op: functools.partial(_compose, renderer.code_for_op[op], signs[op]) for op in signs}
+    renderer.code_for_op = {**renderer.code_for_op, **kept}
+
+
+def _compose(usual: Callable[..., str], sign: str, left: str, right: str, dtype: DType) -> str:
+    if dtype not in dtypes.floats or _ATOM.fullmatch(right):
+        return usual(left, right, dtype)
+    return f"({left}{sign}({right}))"
 
 
 def _change_first_rule(rules: PatternMatcher, function: Callable[..., Any]) -> None:

@@ -8,13 +8,14 @@ choice depends on the kernel alone, and everybody of a determinism class makes t
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from tinygrad.codegen.opt import heuristic
 from tinygrad.codegen.opt.postrange import Scheduler
-from tinygrad.uop.ops import Ops, UOp
+from tinygrad.uop.ops import AxisType, Ops, UOp
 
-from splitup.backend.compiler.row_sums import optimize_row_sum
+from splitup.backend.compiler.row_sums import is_named_tiled, optimize_row_sum
 from splitup.core import limits
 from splitup.graph.compile_cost import get_operation_us
 
@@ -30,15 +31,30 @@ def install_bound() -> None:
 
 
 def _optimize_within_bound(kernel: Scheduler) -> Scheduler:
+    if is_named_tiled(kernel):
+        tiled = optimize_row_sum(kernel, is_tiled=True)
+        if tiled is not None and _measure_unrolled(tiled) <= limits.MAX_UNROLLED_US:
+            return tiled
     optimized = optimize_row_sum(kernel) or _optimize(kernel)
     unrolled_us = measure_expression(kernel.ast) * optimized.upcast_size() // _PREDICTED
     return kernel if unrolled_us > limits.MAX_UNROLLED_US else optimized
 
 
+def _measure_unrolled(kernel: Scheduler) -> int:
+    """Return what a kernel takes to compile, each operation as often as its results differ."""
+    unrolled = {*kernel.ranges_of(AxisType.UPCAST, AxisType.UNROLL)}
+    cost = 0
+    for one in kernel.ast.toposort():
+        if one.op not in _FREE:
+            times = math.prod(int(axis.vmax) + 1 for axis in unrolled & one.ranges.keys())
+            cost += _measure(one) * times
+    return cost // _PREDICTED
+
+
 def measure_expression(ast: UOp) -> int:
     """Return what a kernel's operations take to compile, each once, in microseconds."""
-    return sum(
-        get_operation_us(one.op.name, str(one.dtype).removeprefix("dtypes."))
-        for one in ast.toposort()
-        if one.op not in _FREE
-    )
+    return sum(_measure(one) for one in ast.toposort() if one.op not in _FREE)
+
+
+def _measure(operation: UOp) -> int:
+    return get_operation_us(operation.op.name, str(operation.dtype).removeprefix("dtypes."))

@@ -29,6 +29,7 @@ from tinygrad.device import TinyELF
 
 from splitup.backend.buffers import DRIVER_TURN
 from splitup.backend.compiler.launch_sizes import compute_sizes
+from splitup.backend.compiler.row_sums import is_for_tiles
 from splitup.core.errors import Unavailable
 from splitup.core.source_tree import compose_package_install
 
@@ -122,9 +123,14 @@ def _install_launches() -> None:
             variables: Sequence[ctypes.c_uint64],
             groups: Sequence[Any],
             threads: Sequence[Any] | None,
+            tiled: tuple[Any, Any] | None = None,
         ) -> CudaLaunch:
-            """Return a launch on certain memory, of so many groups for the variables' values."""
-            return CudaLaunch(driver, self, regions, names, variables, (groups, threads))
+            """Return a launch on certain memory, of so many groups for the variables' values.
+
+            ``tiled`` is a kernel for many rows, and its sizes.
+            """
+            forms = [(self, (groups, threads)), *([tiled] if tiled is not None else [])]
+            return CudaLaunch(driver, forms, regions, names, variables)
 
     ops_cuda.CUDAProgram = CudaKernel  # what a device that is opened from now on loads kernels with
 
@@ -135,12 +141,13 @@ class CudaLaunch:
     def __init__(
         self,
         driver: Any,
-        kernel: Any,
+        forms: Sequence[tuple[Any, tuple[Sequence[Any], Sequence[Any] | None]]],
         regions: Sequence[Any],
         names: Sequence[str],
         variables: Sequence[ctypes.c_uint64],
-        sizes: tuple[Sequence[Any], Sequence[Any] | None],
     ) -> None:
+        """``forms`` are the kernel and its sizes, then those for many rows if there are any."""
+        kernel = forms[0][0]
         first = 8 * len(regions)  # addresses come first
         numbers = list(TinyELF.iter_sig(kernel.signature[len(regions) :], first))
         end = numbers[-1][0] + numbers[-1][1].itemsize if numbers else first
@@ -155,7 +162,7 @@ class CudaLaunch:
         words = (1, ctypes.addressof(arguments), 2, ctypes.addressof(self._length), None)
         self.extra = (ctypes.c_void_p * len(words))(*words)
         self.driver, self.kernel, self.variables = driver, kernel, variables
-        self._names, self._sizes = names, sizes
+        self._names, self._forms = names, forms
         self._values: tuple[int, ...] | None = None
         self._start: Callable[[], int] = lambda: 0
         self.size: tuple[int, ...] = ()
@@ -173,7 +180,8 @@ class CudaLaunch:
         for number, value in zip(self._numbers, values, strict=True):
             number.value = value
         named = dict(zip(self._names, values, strict=True))
-        groups, threads = (compute_sizes(sizes, named) or () for sizes in self._sizes)
+        self.kernel, chosen = self._forms[-1 if is_for_tiles(values) else 0]
+        groups, threads = (compute_sizes(sizes, named) or () for sizes in chosen)
         self.size = (*_fill_up(groups), *_fill_up(threads))
         words = [ctypes.c_uint32(word) for word in (*self.size, self.kernel.smem)]
         function, start = self.kernel.prg, self.driver.cuLaunchKernel

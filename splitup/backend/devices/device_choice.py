@@ -212,7 +212,7 @@ def _get_class(device: str, renderer: str, clang: str) -> str:
         parts.append(_get_cpu_features())
     if renderer == "LLVM":
         parts.append(_get_llvm_version())
-    if row_sums.applies_to(type(Device[device].renderer).__name__.removesuffix("Renderer")):
+    if row_sums.applies_to(Device[device].renderer):
         parts.append(row_sums.CLASS_PART)
     if (native := find_native_code(device)) is not None:
         parts.append(native.CLASS_PART)
