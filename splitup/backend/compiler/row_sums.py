@@ -73,6 +73,8 @@ def optimize_row_sum(kernel: Scheduler, *, is_tiled: bool = False) -> Scheduler 
             made.apply_opt(Opt(OptOps.UNROLL, len(sizes) - 1, width))
         for place, threads in groups:
             made.apply_opt(Opt(OptOps.GROUP, place, threads))
+        if is_tiled and not made.axes_of(AxisType.REDUCE):
+            return None  # no accumulator: the compiler chooses the order of two products
         if is_tiled:
             _tile(made)
         else:

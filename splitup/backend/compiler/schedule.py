@@ -216,7 +216,7 @@ def _schedule_parts(lowered: Lowered) -> UOp:
 
 
 def _name_tiled(calls: Sequence[UOp], device: str) -> dict[UOp, UOp]:
-    """Return the calls of sums whose rows are counted by a symbol, as those of many rows at once."""
+    """Return the calls of sums whose rows a symbol counts, as those of many rows at once."""
     renderer = Device[device].renderer
     if not row_sums.applies_to(renderer):
         return {}

@@ -21,8 +21,11 @@ as instructions at the wrong place. Here it is used as the dtype that the instru
 numbers below the normal range, of which weights have many, to be zero, and those that round down to
 the largest float16 to be infinite. Here they are converted.
 
-**The order of products.** In C, tinygrad writes a * (b * c) without parentheses unless b * c is used
-twice: then two kernels of one expression round differently. Here they are kept.
+**The order of products and sums.** In C, tinygrad writes a * (b * c) without parentheses unless
+b * c is used twice: then two kernels of one expression round differently. Here they are kept, but
+not where an accumulator is added to: there numbers are added one after the other, each in the
+operation that multiplies it. Without an accumulator, the compiler chooses which of two products it
+adds so.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from tinygrad.uop.ops import Ops, PatternMatcher, UOp
 _convert_normal: Final = dtype_decompositions.f2f
 _clamp: Final = dtype_decompositions.f2f_clamp
 _ATOM: Final = re.compile(r"-?[\w.]+")
+_ACCUMULATOR: Final = "(*(buf"  # how tinygrad writes one in C
 _FIRST_VARIABLE: Final = 2**30  # more than a kernel takes buffers
 
 
@@ -67,7 +71,8 @@ def keep_order(renderer: Any) -> None:
 
 
 def _compose(usual: Callable[..., str], sign: str, left: str, right: str, dtype: DType) -> str:
-    if dtype not in dtypes.floats or _ATOM.fullmatch(right):
+    is_sum = sign == "+" and left.startswith(_ACCUMULATOR)
+    if dtype not in dtypes.floats or is_sum or _ATOM.fullmatch(right):
         return usual(left, right, dtype)
     return f"({left}{sign}({right}))"
 

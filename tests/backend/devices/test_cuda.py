@@ -67,7 +67,7 @@ def read_arguments(extra: Any) -> bytes:
     return ctypes.string_at(extra[1], length)
 
 
-def make_launch(driver: Driver, rows: ctypes.c_uint64) -> CudaLaunch:
+def make_launch(driver: Driver, rows: ctypes.c_uint64, *, is_tiled: bool = False) -> CudaLaunch:
     """Return a launch with two buffers and a number of rows, a group of 32 threads for each row."""
     kernel = SimpleNamespace(
         dev=SimpleNamespace(context=CONTEXT),
@@ -80,7 +80,10 @@ def make_launch(driver: Driver, rows: ctypes.c_uint64) -> CudaLaunch:
         ),
     )
     regions = [ctypes.c_uint64(0x1000), ctypes.c_uint64(0x2000)]
-    return CudaLaunch(driver, kernel, regions, ["T"], [rows], (("T", 5), (32,)))
+    forms = [(kernel, (("T", 5), (32,)))]
+    if is_tiled:
+        forms.append((kernel, ((("SHR", ("ADD", "T", 7), 3), 5), (64,))))
+    return CudaLaunch(driver, forms, regions, ["T"], [rows])
 
 
 def encode(rows: int) -> bytes:
@@ -97,6 +100,18 @@ def test_a_launch_has_its_buffers_and_as_many_groups_as_there_are_rows() -> None
     assert driver.calls == [
         ((3, 5, 1, 32, 1, 1, 0), encode(3)),
         ((8, 5, 1, 32, 1, 1, 0), encode(8)),
+    ]
+
+
+def test_a_launch_of_several_rows_has_as_many_groups_as_there_are_tiles() -> None:
+    driver, rows = Driver(), ctypes.c_uint64(1)
+    launch = make_launch(driver, rows, is_tiled=True)
+    for count in (1, 9):
+        rows.value = count
+        launch()
+    assert driver.calls == [
+        ((1, 5, 1, 32, 1, 1, 0), encode(1)),
+        ((2, 5, 1, 64, 1, 1, 0), encode(9)),
     ]
 
 
