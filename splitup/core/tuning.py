@@ -320,9 +320,7 @@ LOAD_TIMEOUT_S: Final = 900.0  # for a process that compiles or loads a task and
 BATCH_RUNS: Final = 32  # steps in one batch; more gain nothing on a CPU
 BATCH_OWN_BYTES: Final = 1 * MIB  # of a task, for buffers that each execution of a batch has
 MERGE_STEPS: Final = 64  # consecutive steps in one pass; more gain nothing on a CPU
-MERGE_BYTES: Final = (
-    256 * MIB
-)  # of their inputs, some of which have no rows; the next come meanwhile
+MERGE_INPUT_BYTES: Final = 256 * MIB  # of these steps, some of which have inputs without rows
 MERGE_STEPS_BUSY: Final = 8  # while a node has executions: a token waits for a pass that has begun
 MERGE_BYTES: Final = 64 * MIB  # of a process, for values that consecutive steps in one pass save
 SPARE_STATES: Final = 32  # of a task, kept for later executions; freed when memory is short

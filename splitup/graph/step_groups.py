@@ -1,8 +1,8 @@
 """Which consecutive steps of a task whoever computes it again runs in one pass.
 
 Several steps take one pass while their rows are no more than a single step may have, and their
-inputs no more than ``tuning.MERGE_BYTES``. Whether a program can do that at all follows from its
-kernels (``splitup.backend.merging``).
+inputs no more than ``tuning.MERGE_INPUT_BYTES``. Whether a program can do that at all follows from
+its kernels (``splitup.backend.merging``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StepGroup:
         if (zeros := shut(self.inputs, self.outputs, self.gate, tensors)) is not None:
             self._steps.append(zeros)
             return True
-        if self.to_run and self._bytes + sum(map(len, tensors)) > tuning.MERGE_BYTES:
+        if self.to_run and self._bytes + sum(map(len, tensors)) > tuning.MERGE_INPUT_BYTES:
             return False
         total = dict(self._rows)
         for symbol, count in count_rows(self.inputs, tensors).items():

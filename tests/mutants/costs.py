@@ -25,7 +25,7 @@ MUTANTS: Final = (
     Mutant(
         "bytes of one pass",
         "splitup/graph/step_groups.py",
-        "self.to_run and self._bytes + sum(map(len, tensors)) > tuning.MERGE_BYTES",
+        "self.to_run and self._bytes + sum(map(len, tensors)) > tuning.MERGE_INPUT_BYTES",
         "False",
         "tests/graph/test_step_groups.py::test_s74_steps_that_take_one_pass_have_a_number_of_bytes",
     ),
