@@ -40,7 +40,7 @@ _FEWEST: Final = 8  # threads of a group
 _LEAST: Final = 64  # numbers in a row, and rows: below, tinygrad's choice
 _TILED: Final = "tiled"
 _TOKENS: Final = 8
-_TOKEN_ROWS: Final = 8  # of which a thread of several tokens has a part
+_TOKEN_ROWS: Final = 4  # of which a thread of several tokens has a part; 8 compile half as fast
 _FEWEST_TOKENS: Final = 2  # below, a kernel of one token is faster
 
 

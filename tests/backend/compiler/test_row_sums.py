@@ -122,8 +122,8 @@ def test_kernels_for_a_card_read_rows_side_by_side_and_short_ones_as_tinygrad_do
 def test_a_step_of_several_tokens_has_a_kernel_of_its_own_for_weights_that_they_share() -> None:
     done = run(COMPILE_TILED, "NULL:CUDA:sm_90", NULL_ALLOW_COPYOUT="1")
     tiles = ["SHR", ["ADD", "T", 7], 3]
-    # eight tokens and four times eight rows; a row of 256 numbers has no accumulator
-    assert json.loads(done) == [[[[tiles, 4, 1], [32, 4, 1]]], [None]]
+    # eight tokens and four times four rows; a row of 256 numbers has no accumulator
+    assert json.loads(done) == [[[[tiles, 8, 1], [32, 4, 1]]], [None]]
 
 
 def test_tokens_at_once_give_the_bytes_that_they_give_one_by_one() -> None:
