@@ -321,6 +321,7 @@ def test_a_calibration_is_shown_as_it_is_printed() -> None:
     found = Calibration(
         dtype="float32",
         honest={"relative_l2_ppb": 600},
+        noise={"relative_l2_ppb": 0},
         perturbations={"activations in lower precision": {"relative_l2_ppb": 380_000}},
         tolerance=Tolerance(
             dtype="float32",
