@@ -31,7 +31,7 @@ from splitup_deploy.calibration.tolerances import (
     describe_tolerances,
     load_tolerances,
 )
-from splitup_deploy.calibration.variant_runs import VARIANTS, Variant, make_steps
+from splitup_deploy.calibration.variant_runs import VARIANTS, Variant, make_steps, run_jobs
 from splitup_deploy.cli.commands import app
 from splitup_deploy.cutting.build import build, prepare
 from splitup_deploy.frontends.source_model import Sizes
@@ -273,6 +273,17 @@ def model(x):
 
 model.inputs = {"x": ("float32", (1, 64))}
 """
+
+
+def test_a_device_that_fails_is_named_without_advice_about_a_variable(tmp_path: Path) -> None:
+    for device in ("CPU:NONE", "CPU:LLVM"):  # LLVM's library may be missing, too old, or work
+        try:
+            run_jobs(tmp_path / "jobs.json", Variant("v", {"DEV": device}), [])
+        except Unavailable as error:
+            assert str(error).startswith(f"tinygrad cannot use DEV={device}: ")
+            assert "unset" not in str(error)
+        else:
+            assert device == "CPU:LLVM"
 
 
 @pytest.mark.long  # in small: above, in one process
