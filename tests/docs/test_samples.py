@@ -320,11 +320,12 @@ def test_a_registration_is_shown_as_it_is_printed() -> None:
 def test_a_calibration_is_shown_as_it_is_printed() -> None:
     found = Calibration(
         dtype="float32",
-        honest={"relative_l2_ppb": 600},
-        perturbations={"activations in lower precision": {"relative_l2_ppb": 380_000}},
+        honest={"relative_l2_ppb": 12_000},
+        noise={"relative_l2_ppb": 0},
+        perturbations={"activations in lower precision": {"relative_l2_ppb": 650_000}},
         tolerance=Tolerance(
             dtype="float32",
-            relative_l2_ppb=15_000,
+            relative_l2_ppb=162_478,
             exponent_ppb=None,
             mantissa_ppb=None,
             max_ulp=None,

@@ -3,14 +3,15 @@
 Every task is computed in *variants*: this machine's code generators, with and without their
 optimisations, with one thread and several. All variants get the inputs that the first variant's
 tasks gave each other, because every node is judged on the inputs it committed to. Then the first
-variant computes the perturbed tasks (``splitup_deploy.calibration.perturbations``), and
-``splitup_deploy.calibration.separation`` looks for a tolerance between the two.
+variant computes the tasks perturbed and with noise (``splitup_deploy.calibration.perturbations``),
+and ``splitup_deploy.calibration.separation`` looks for a tolerance between the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,17 @@ from splitup.core.errors import InvalidInput, Unavailable
 from splitup.core.tensors import TensorSpec, encode_safetensors_header, parse_safetensors
 from splitup.graph.compare import Metrics
 from splitup.graph.dtypes import FLOATS
-from splitup.graph.ir import Graph
 from splitup.graph.manifest import (
     Task,
     get_blob_key,
 )
-from splitup.graph.rules import load_graph
+from splitup.graph.rules import CheckedGraph, load_graph
 from splitup_deploy.calibration.calibration_report import CalibrationReport, TaskReport
-from splitup_deploy.calibration.perturbations import Perturbation, list_perturbations
+from splitup_deploy.calibration.perturbations import (
+    Perturbation,
+    list_noises,
+    list_perturbations,
+)
 from splitup_deploy.calibration.separation import (
     Spread,
     calibrate,
@@ -105,16 +109,23 @@ def _calibrate_task(run: CalibrationRun, index: int, task: Task) -> TaskReport:
     working = [n for n, variant in enumerate(run.variants) if not variant.problem]
     honest = [read_outputs(run.directory / f"variant{n}" / f"{index}.npz", task) for n in working]
     differences: dict[str, list[Metrics]] = {}
-    for one in range(len(honest)):
-        for other in range(one + 1, len(honest)):
-            for claimed, recomputed in zip(honest[one], honest[other], strict=True):
-                for dtype, found in measure_step(ports, claimed, recomputed).items():
-                    differences.setdefault(dtype, []).extend(found)
-    perturbations = _measure_perturbations(run, index, task, honest)
+    for one, other in combinations(honest, 2):
+        _add_differences(differences, ports, one, other)
+    graph, weights = _load_task(run, task)
+    perturbed = list(list_perturbations(graph, weights, run.steps))
+    changes = [*perturbed, *list_noises(graph, weights)]
+    outputs = _compute_changed(run, index, task, changes)
+    perturbations = _measure_perturbations(
+        ports, honest, ((change.name, next(outputs)) for change in perturbed)
+    )
+    noise: dict[str, list[Metrics]] = {}
+    for noisy in outputs:
+        _add_differences(noise, ports, noisy, honest[0])
     calibrations = tuple(
         calibrate(
             dtype,
             take_largest(differences.get(dtype, ())),
+            take_largest(noise.get(dtype, ())),
             {name: spreads[dtype] for name, spreads in perturbations.items() if dtype in spreads},
         )
         for dtype in sorted({port.dtype for port in ports if port.dtype in FLOATS})
@@ -127,29 +138,48 @@ def _calibrate_task(run: CalibrationRun, index: int, task: Task) -> TaskReport:
     return TaskReport(index, task.label, task.task_id, calibrations, worst)
 
 
+def _add_differences(
+    found: dict[str, list[Metrics]],
+    ports: Sequence[TensorSpec],
+    one: Sequence[Sequence[bytes]],
+    other: Sequence[Sequence[bytes]],
+) -> None:
+    for claimed, recomputed in zip(one, other, strict=True):
+        for dtype, metrics in measure_step(ports, claimed, recomputed).items():
+            found.setdefault(dtype, []).extend(metrics)
+
+
+def _compute_changed(
+    run: CalibrationRun, index: int, task: Task, changes: Sequence[Perturbation]
+) -> Iterator[list[list[bytes]]]:
+    """Yield the outputs of the changed tasks, computed by the first variant that works."""
+    number = next(n for n, variant in enumerate(run.variants) if not variant.problem)
+    folder = run.directory / f"changed{index}"
+    folder.mkdir()
+    jobs = []
+    for count, change in enumerate(changes):
+        job = make_job(run, task, run.directory / f"variant{number}", folder / f"{count}.npz")
+        jobs.append({**job, **_write_perturbation(folder, count, change)})
+    run.say(f"task {index} ({task.label}): {', '.join(change.name for change in changes)}")
+    if jobs:
+        run_jobs(folder / "jobs.json", run.variants[number], jobs)
+    for count in range(len(changes)):
+        yield read_outputs(folder / f"{count}.npz", task)
+
+
 def _measure_perturbations(
-    run: CalibrationRun, index: int, task: Task, honest: Sequence[Sequence[Sequence[bytes]]]
+    ports: Sequence[TensorSpec],
+    honest: Sequence[Sequence[Sequence[bytes]]],
+    perturbed: Iterable[tuple[str, Sequence[Sequence[bytes]]]],
 ) -> dict[str, dict[str, Spread]]:
     """Return for each perturbation and dtype its smallest difference from correct outputs.
 
     The smallest is over steps and variants. Steps whose bytes the perturbation leaves as they are
     do not count.
     """
-    number = next(n for n, variant in enumerate(run.variants) if not variant.problem)
-    folder = run.directory / f"perturbed{index}"
-    folder.mkdir()
-    ports = [port.spec for port in task.outputs]
-    jobs, names = [], []
-    for count, perturbation in enumerate(_list_perturbations(run, task)):
-        run.say(f"task {index} ({task.label}): {perturbation.name}")
-        job = make_job(run, task, run.directory / f"variant{number}", folder / f"{count}.npz")
-        jobs.append({**job, **_write_perturbation(folder, count, perturbation)})
-        names.append(perturbation.name)
-    if jobs:
-        run_jobs(folder / "jobs.json", run.variants[number], jobs)
     result: dict[str, dict[str, Spread]] = {}
-    for count, name in enumerate(names):
-        for step, claimed in enumerate(read_outputs(folder / f"{count}.npz", task)):
+    for name, outputs in perturbed:
+        for step, claimed in enumerate(outputs):
             if claimed == honest[0][step]:
                 continue
             for variant in honest:
@@ -159,14 +189,13 @@ def _measure_perturbations(
     return result
 
 
-def _list_perturbations(run: CalibrationRun, task: Task) -> Iterator[Perturbation]:
-    graph: Graph = load_graph((run.directory / f"{task.task_id}.json").read_bytes())
-    weights: dict[str, bytes] = {}
-    if task.weights_digest:
-        data = (run.directory / f"{task.task_id}.safetensors").read_bytes()
-        table = parse_safetensors(data)
-        weights = {w.name: data[table[w.name].start : table[w.name].end] for w in graph.weights}
-    return list_perturbations(graph, weights, run.steps)
+def _load_task(run: CalibrationRun, task: Task) -> tuple[CheckedGraph, dict[str, bytes]]:
+    graph = load_graph((run.directory / f"{task.task_id}.json").read_bytes())
+    if not task.weights_digest:
+        return graph, {}
+    data = (run.directory / f"{task.task_id}.safetensors").read_bytes()
+    table = parse_safetensors(data)
+    return graph, {w.name: data[table[w.name].start : table[w.name].end] for w in graph.weights}
 
 
 def _write_perturbation(folder: Path, count: int, perturbation: Perturbation) -> dict[str, Any]:

@@ -62,6 +62,7 @@ class CalibrationReport:
                         {
                             "dtype": c.dtype,
                             "honest": c.honest,
+                            "noise": c.noise,
                             "perturbations": dict(c.perturbations),
                             "tolerance": None if c.tolerance is None else c.tolerance.model_dump(),
                             "reason": c.reason,

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from tinygrad.helpers import NUM_CPU_THREADS
 
+from splitup.backend.devices.device_choice import OTHER_DEVICE
 from splitup.backend.runtime import TaskProgram, describe_device
 from splitup.core.codec import parse_json
 from splitup.core.errors import SplitUpError
@@ -57,7 +58,8 @@ def main() -> None:
         for job in plan["jobs"]:
             run_job(job)
     except SplitUpError as error:
-        raise SystemExit(f"error: {error}") from None
+        said = str(error).removesuffix(OTHER_DEVICE)  # 'calibrate' has set DEV, not its user
+        raise SystemExit(f"error: {said}") from None
     print(json.dumps({"determinism_class": report.determinism_class}))
 
 

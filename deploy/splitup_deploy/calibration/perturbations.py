@@ -2,7 +2,8 @@
 
 Each keeps the task's ports, so that its outputs can be compared with the correct ones. Each is the
 smallest change of its kind: numbers are rounded to the nearest, by one step of precision or of
-quantisation, and one branch is left out where several could be.
+quantisation, and one branch is left out where several could be. ``list_noises`` changes a task in
+no such way: only each rounding errs by one unit more.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from typing import Any, Final
 
 import numpy as np
 
+from splitup.core.errors import InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
 from splitup.graph.arrays import decode_array, encode_array, round_array
 from splitup.graph.dtypes import FLOATS
 from splitup.graph.ir import Graph, GraphOutput, Node, Update
+from splitup.graph.noise import add_noise
 from splitup.graph.operations.spec import Value
 from splitup.graph.rules import CheckedGraph, check_graph
 
 MAX_SKIPS: Final = 4  # branches left out, one at a time; more blocks have the same branches
+NOISES: Final = 4  # times that a task is computed with noise
 _LOWER: Final = {"float64": "float32", "float32": "float16", "float16": "bfloat16"}
 
 Weights = Mapping[str, bytes]
@@ -51,6 +55,16 @@ def list_perturbations(graph: Graph, weights: Weights, steps: int) -> Iterator[P
         yield Perturbation("a skipped layer", skipped, weights)
     if graph.states:
         yield Perturbation("half the context forgotten", graph, weights, forget_at=steps // 2)
+
+
+def list_noises(graph: CheckedGraph, weights: Weights) -> Iterator[Perturbation]:
+    """Yield the task with noise in every rounding; nothing if it becomes larger than tasks may."""
+    for seed in range(NOISES):
+        try:
+            noisy, keys = add_noise(graph, f"calibrate {seed}")
+        except InvalidModel:
+            return  # members cannot compute it either
+        yield Perturbation(f"noise {seed + 1}", noisy, {**weights, **keys})
 
 
 def _list_weight_perturbations(graph: Graph, weights: Weights) -> Iterator[Perturbation]:

@@ -1,13 +1,24 @@
 """Find a tolerance that separates correct results from perturbed ones. Pure functions.
 
-A tolerance has to accept every correct output and to reject every perturbed one. It is in the
-middle (the geometric mean) of the largest difference between variants and the smallest difference
-of a perturbation, at least ``MARGIN`` times away from both: devices that were not measured may
-differ more, perturbations that were not tried less, and no stake may be taken from a correct node.
-A difference below one rounding counts as one rounding. Every further metric is one more way to
-reject a correct output, so a metric is added only for a perturbation that the metrics before it do
-not detect, relative L2 first. If no metric detects some perturbation, there is no tolerance, and
-only equal bytes count.
+A tolerance has to accept every correct output and to reject every perturbed one. It is ``MARGIN``
+times below the smallest difference of a perturbation, for perturbations that were not tried differ
+less. It has to be ``MARGIN`` times above the largest difference between variants, for devices that
+were not measured differ more, and no stake may be taken from a correct node.
+
+It is not nearer to what variants differ by, because few steps do not show how much that may be. A
+number that is rounded to fewer bits on the way, as a cache of keys and values in float16 holds it,
+is nearly in the middle of two such numbers now and then. Two devices then round it to one each, and
+the outputs of that step and later ones differ a hundred times as much as in most steps.
+
+So there is also *noise*: what the task's outputs differ by when every rounding errs by one unit
+more (``splitup.graph.noise``), where more numbers are rounded the other way. Members who find an
+output outside the tolerance compute with noise, too, and decide nothing if that alone moves outputs
+by half the tolerance. So a tolerance has to be twice the largest difference of noise.
+
+A difference below one rounding of one number counts as that. Every further metric is one more way
+to reject a correct output: a perturbation is detected by the first metric that can, relative L2
+before the others. If no metric detects some perturbation, there is no tolerance, and only equal
+bytes count.
 """
 
 from __future__ import annotations
@@ -23,6 +34,7 @@ from splitup.graph.compare import MANTISSA_BITS, PPB, Metrics, Tolerance, comput
 from splitup.graph.dtypes import FLOATS
 
 MARGIN: Final = 4
+NOISE_MARGIN: Final = 2  # members halve the tolerance for their own test with noise
 BOUNDS: Final = tuple(name for name in Tolerance.model_fields if name != "dtype")
 
 Spread = dict[str, int]  # by bound: the largest or the smallest that was measured
@@ -34,17 +46,19 @@ class Calibration:
 
     dtype: str
     honest: Spread
+    noise: Spread
     perturbations: Mapping[str, Spread]  # by name: its smallest difference
     tolerance: Tolerance | None
     reason: str  # why there is no tolerance, "" when there is one
 
 
 def _get_floor(dtype: str, name: str) -> int:
-    """Return the difference that a single rounding may make, in the bound's unit."""
+    """Return the difference that one rounding of one number may make, in the bound's unit."""
     if name == "max_ulp":
         return 1
-    share = 1 / limits.COMPARED_LARGEST if name == "exponent_ppb" else 2.0 ** -MANTISSA_BITS[dtype]
-    return math.ceil(PPB * share)
+    share, rounding = 1 / limits.COMPARED_LARGEST, 2.0 ** -MANTISSA_BITS[dtype]
+    size = {"relative_l2_ppb": rounding * math.sqrt(share), "mantissa_ppb": rounding * share}
+    return math.ceil(PPB * size.get(name, share))
 
 
 def measure_step(
@@ -75,38 +89,43 @@ def take_smaller(one: Spread | None, other: Spread) -> Spread:
     return {name: min(one[name], other[name]) for name in BOUNDS}
 
 
-def calibrate(dtype: str, honest: Spread, perturbations: Mapping[str, Spread]) -> Calibration:
+def calibrate(
+    dtype: str, honest: Spread, noise: Spread, perturbations: Mapping[str, Spread]
+) -> Calibration:
     """Return the tolerance for outputs of one dtype of a task, or why there is none."""
 
     def refuse(reason: str) -> Calibration:
-        return Calibration(dtype, honest, perturbations, None, reason)
+        return Calibration(dtype, honest, noise, perturbations, None, reason)
 
     if dtype not in FLOATS:
         return refuse("integers have to be equal" if any(honest.values()) else "equal everywhere")
     if not perturbations:
         return refuse("no perturbation changes it, so no bound can be derived")
-    least = {name: max(honest[name], _get_floor(dtype, name)) for name in BOUNDS}
+    least = {
+        name: max(
+            MARGIN * honest[name], MARGIN * _get_floor(dtype, name), NOISE_MARGIN * noise[name]
+        )
+        for name in BOUNDS
+    }
     chosen: dict[str, int] = {}  # metric -> the smallest difference that it detects
     for perturbation, spread in perturbations.items():
         tells = [
             name
             for name in BOUNDS
-            if MARGIN * MARGIN * least[name] < spread[name] and least[name] < limits.MAX_TOLERANCE
+            if MARGIN * least[name] < spread[name] and least[name] < limits.MAX_TOLERANCE
         ]
         if not tells:
             return refuse(f"'{perturbation}' differs too little from correct results")
-        used = next((name for name in tells if name in chosen), tells[0])
-        chosen[used] = min(spread[used], chosen.get(used, spread[used]))
+        chosen[tells[0]] = min(spread[tells[0]], chosen.get(tells[0], spread[tells[0]]))
     return Calibration(
         dtype,
         honest,
+        noise,
         perturbations,
         Tolerance(
             dtype=dtype,  # type: ignore[arg-type]
             **{
-                name: min(limits.MAX_TOLERANCE, math.isqrt(least[name] * chosen[name]))
-                if name in chosen
-                else None
+                name: min(limits.MAX_TOLERANCE, chosen[name] // MARGIN) if name in chosen else None
                 for name in BOUNDS
             },
         ),

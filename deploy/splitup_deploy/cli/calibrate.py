@@ -34,27 +34,25 @@ def command(
     """Measure how much correct results differ between machines, and how little perturbations show.
 
     Computes every task with all code generators of this machine, then perturbed: with lower
-    precision, coarser weights, a skipped layer and a shorter context. Where a bound separates the
-    two, it becomes the task's tolerance; elsewhere only equal bytes count. Takes minutes.
+    precision, coarser weights, a skipped layer and a shorter context, and with noise in every
+    rounding. Where a bound separates correct from perturbed, it becomes the task's tolerance;
+    elsewhere only equal bytes count. Takes minutes.
     """
     import json
     import tempfile
 
     from splitup_deploy.calibration.calibrate_model import calibrate_model, encode_prompt
     from splitup_deploy.calibration.calibration_report import render_report
-    from splitup_deploy.showing.progress import show_status, write_file
+    from splitup_deploy.showing.progress import write_file
 
     compiled = compile_model(output, model, target_vram, cut)
-    with (
-        show_status(output.log, "calibrating") as say,
-        tempfile.TemporaryDirectory() as folder,
-    ):
+    with tempfile.TemporaryDirectory() as folder:
         report = calibrate_model(
             compiled,
             Path(folder),
             steps,
             tokens=encode_prompt(compiled, prompt),
-            say=say,
+            say=output.update,
         )
     if file is not None:
         write_file(file, json.dumps(report.make_file(), indent=1) + "\n")

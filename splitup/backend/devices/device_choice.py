@@ -34,6 +34,7 @@ from splitup.backend.compiler import row_sums
 from splitup.backend.native_code import CPU_CLASS_PART, find_native_code
 from splitup.core.errors import ConfigurationError, Unavailable
 
+OTHER_DEVICE: Final = "; unset DEV, or set DEV=CPU:X86 on x86-64"  # ends an error about DEV
 GPU_DEVICES: Final = ("METAL", "AMD", "NV", "CUDA")  # in the order tinygrad itself tries them
 _DRIVERS: Final = {
     "CL": "splitup.backend.devices.opencl",
@@ -130,8 +131,8 @@ def select_device(index: int = 0) -> DeviceReport:
         DEV.value = f"{device}:{renderer}" if renderer else device
     if device == "CPU" and renderer == "CLANG" and not find_clang():
         raise ConfigurationError(
-            f"DEV={asked} asks for clang and none is here: 'apt install clang', set CC to its "
-            "path, or unset DEV"
+            f"DEV={asked} asks for clang and none is here: 'apt install clang', or set CC to its "
+            f"path{OTHER_DEVICE}"
         )
     try:
         if (driver := _find_driver(device)) is not None:
@@ -140,13 +141,14 @@ def select_device(index: int = 0) -> DeviceReport:
             device = f"{device}:{index}"
         opened = Device[device]
         name = opened._renderer_name(type(opened.renderer))
+        clang = find_clang() if device == "CPU" and name == "CLANG" else ""
+        determinism = _get_class(device, name, clang)
     except Exception as error:
         raise ConfigurationError(
-            f"tinygrad cannot use DEV={asked or device}: {error or type(error).__name__}; "
-            "unset DEV, or set DEV=CPU:X86 on x86-64"
+            f"tinygrad cannot use DEV={asked or device}: {error or type(error).__name__}"
+            f"{OTHER_DEVICE}"
         ) from error
-    clang = find_clang() if device == "CPU" and name == "CLANG" else ""
-    return DeviceReport(device, name, clang, reason, _get_class(device, name, clang))
+    return DeviceReport(device, name, clang, reason, determinism)
 
 
 def _find_driver(device: str) -> Any:
