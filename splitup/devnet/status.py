@@ -144,7 +144,6 @@ async def fetch_health(
     own = {make_endpoint(port) for port in state.node_ports[: state.nodes]}
     leaving = sum(bool(node["unbondingAt"]) and node["endpoint"] in own for node in registered)
     answering = {u for u, a in zip(gateway_urls + member_urls, answers, strict=True) if a}
-    own = {make_endpoint(port) for port in state.node_ports[: state.nodes]}
     entries = {entry.node: entry for entry in snapshot.entries} if snapshot is not None else {}
     node_answers = await asyncio.gather(*(_answers(http, node["endpoint"]) for node in registered))
     nodes = tuple(
