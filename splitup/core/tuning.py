@@ -99,7 +99,7 @@ COMPILER_IDLE_S: Final = 60.0  # without a task a node's compiler ends: 150 MB, 
 # the measured speed scales it. It bounds hostile tasks: of legal ones the slowest took 2.5 times
 # what is predicted, and 5 times for CUDA, with kernels of several tokens.
 COMPILE_S: Final = 10.0
-COMPILE_FACTOR: Final = 8.0  # a large task gets this many times its predicted CPU time instead
+COMPILE_FACTOR: Final = 7.0  # a large task gets this many times its predicted CPU time instead
 COMPILE_WAIT_S: Final = 600.0  # for either, by the clock, on a machine that is busy otherwise
 SLOW_TRIES: Final = 4  # of one task, each with twice the time of the last: then it is given up here
 SLOW_TASKS: Final = 1_024  # whose tries are remembered, 100 B each
