@@ -97,7 +97,6 @@ $(ENVIRONMENT): pyproject.toml constraints.txt | check-machine
 $(EDGE): pyproject.toml constraints.txt | check-machine
 	test -x .edge/bin/python || $(PYTHON) -m venv .edge
 	.edge/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--extra-index-url https://download.pytorch.org/whl/cpu \
 		--editable '.[edge]' hypothesis pytest pytest-asyncio safetensors
 	touch $@
 
