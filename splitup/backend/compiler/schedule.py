@@ -8,6 +8,7 @@ on the node's disk (``splitup.backend.compiler.kernel_cache``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -32,7 +33,7 @@ from splitup.backend.compiler.launch_sizes import read_size
 from splitup.backend.compiler.lowering import Lowered, lower_graph
 from splitup.backend.compiler.simplified_sizes import keep_simplified
 from splitup.backend.compiler.tinygrad_fixes import install_fixes, keep_order
-from splitup.backend.compiler.unrolling import install_bound
+from splitup.backend.compiler.unrolling import NotTiled, install_bound
 from splitup.backend.native_code import NativeCode, NativeKernel, find_native_code
 from splitup.core.errors import InvalidModel, SplitUpError
 from splitup.core.garbage_collection import pause_garbage_collection
@@ -175,14 +176,13 @@ def _compile(graph: CheckedGraph, device: str, uses_native_code: bool) -> Schedu
         updates = {} if native is None else _find_updates(graph, lowered, native)
         kinds = find_kinds(graph, lowered)
         kernels = list(_iter_kernels(plan, kinds, lowered, native, updates))
-        rest = [kernel.call for kernel in kernels if kernel.native is None]
-        tiled = _name_tiled(rest, device)
-        compiled = lower_and_compile(linear.replace(src=(*rest, *tiled.values()))).src
-    made, many = iter(compiled), dict(zip(tiled, compiled[len(rest) :], strict=True))
+        rest = tuple(kernel.call for kernel in kernels if kernel.native is None)
+        tiled = _compile_tiled(rest, device)
+        compiled = iter(lower_and_compile(linear.replace(src=rest)).src)
     writer = _Writer(lowered, plan.views)
     for kernel in kernels:
-        call = next(made) if kernel.native is None else kernel.call
-        writer.add(kernel, call, many.get(kernel.call))
+        call = next(compiled) if kernel.native is None else kernel.call
+        writer.add(kernel, call, tiled.get(kernel.call.src[0]))
     mentioned = [kernel.buffers for kernel in kernels]
     spans = find_spans(mentioned, [kernel.is_shared for kernel in kernels], kinds, lowered)
     return writer.finish(plan.outputs, spans)
@@ -215,17 +215,21 @@ def _schedule_parts(lowered: Lowered) -> UOp:
     return linear.replace(src=tuple(call for calls in scheduled for call in calls))
 
 
-def _name_tiled(calls: Sequence[UOp], device: str) -> dict[UOp, UOp]:
-    """Return the calls of sums whose rows a symbol counts, as those of many rows at once."""
+def _compile_tiled(calls: Sequence[UOp], device: str) -> dict[UOp, UOp]:
+    """Return programs of many rows at once, by the kernel that does the same for any number."""
     renderer = Device[device].renderer
     if not row_sums.applies_to(renderer):
         return {}
     keep_order(renderer)
-    return {
-        call: call.replace(src=(row_sums.name_tiled(call.src[0]), *call.src[1:]))
-        for call in calls
-        if call.src[0].variables() and call.src[0].op_in_backward_slice_with_self(Ops.REDUCE)
-    }
+    programs = {}
+    for call in {call.src[0]: call for call in calls}.values():
+        kernel, *operands = call.src
+        if kernel.variables() and kernel.op_in_backward_slice_with_self(Ops.REDUCE):
+            named = call.replace(src=(row_sums.name_tiled(kernel), *operands))
+            with suppress(NotTiled):
+                (done,) = lower_and_compile(UOp(Ops.LINEAR, src=(named,))).src
+                programs[kernel] = done.src[0]
+    return programs
 
 
 def _copy_buffer(buffer: UOp) -> UOp:
@@ -353,7 +357,7 @@ class _Writer:
     def add(self, kernel: _Kernel, call: UOp, tiled: UOp | None) -> None:
         """Add one kernel; ``call`` is its call, compiled unless the kernel is native.
 
-        ``tiled`` is the call of what may compute many rows at once.
+        ``tiled`` is the program that computes many rows at once, if there is one.
         """
         for buffer, operand in zip(kernel.buffers, kernel.operands, strict=True):
             self._placed[buffer] = self._place(operand, kernel)
@@ -371,11 +375,8 @@ class _Writer:
             raise InvalidModel(f"tinygrad scheduled {program.op.name} where a kernel belongs")
         places = tuple(self._place(operands[slot], kernel) for slot in program.arg.globals)
         index, many = self._keep(program), None
-        if tiled is not None:
-            other = tiled.src[0]
-            is_other = other.arg.global_size != program.arg.global_size
-            if is_other and other.arg.globals == program.arg.globals:
-                many = self._keep(other)
+        if tiled is not None and tiled.arg.globals == program.arg.globals:
+            many = self._keep(tiled)
         self._launches.append(Launch("executable", index, places, kernel.is_shared, many))
 
     def _keep(self, program: UOp) -> int:

@@ -25,6 +25,10 @@ _FREE: Final = frozenset({Ops.CONST, Ops.RANGE, Ops.PARAM, Ops.SINK})
 _optimize = heuristic.hand_coded_optimizations
 
 
+class NotTiled(Exception):
+    """A kernel cannot compute several tokens at once, or would get too large."""
+
+
 def install_bound() -> None:
     """Make tinygrad's optimiser leave kernels alone that would get too large."""
     heuristic.hand_coded_optimizations = _optimize_within_bound
@@ -33,8 +37,9 @@ def install_bound() -> None:
 def _optimize_within_bound(kernel: Scheduler) -> Scheduler:
     if is_named_tiled(kernel):
         tiled = optimize_row_sum(kernel, is_tiled=True)
-        if tiled is not None and _measure_unrolled(tiled) <= limits.MAX_UNROLLED_US:
-            return tiled
+        if tiled is None or _measure_unrolled(tiled) > limits.MAX_UNROLLED_US:
+            raise NotTiled
+        return tiled
     optimized = optimize_row_sum(kernel) or _optimize(kernel)
     unrolled_us = measure_expression(kernel.ast) * optimized.upcast_size() // _PREDICTED
     return kernel if unrolled_us > limits.MAX_UNROLLED_US else optimized
