@@ -118,7 +118,7 @@ def test_kernels_for_a_card_read_rows_side_by_side_and_short_ones_as_tinygrad_do
     assert short[2] == [16, 1, 1]
 
 
-@pytest.mark.skipif(not has_nvrtc(), reason="needs NVRTC: pip install 'splitup[cuda]'")
+@pytest.mark.skipif(not has_nvrtc(), reason="needs NVRTC: the extra [cuda]")
 def test_a_step_of_several_tokens_has_a_kernel_of_its_own_for_weights_that_they_share() -> None:
     done = run(COMPILE_TILED, "NULL:CUDA:sm_90", NULL_ALLOW_COPYOUT="1")
     tiles = ["SHR", ["ADD", "T", 7], 3]

@@ -256,7 +256,7 @@ def test_without_the_library_a_sentence_names_the_command(
 
     for name in [name for name in sys.modules if name.split(".")[0] == "tenseal"]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ConfigurationError, match=r"pip install 'splitup\[adapters\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install .*\[adapters\]'"):
         ckks.import_seal()
 
 
