@@ -73,7 +73,7 @@ def register(network: Network, model: Path, name: str, *options: str | Path) -> 
         [
             *(find_program("splitup-deploy"), "register", "--json", "--model", model),
             *("--name", name, "--target-vram", "30KB", "--config", network.directory),
-            *("--chunk", str(CHUNK), *options),
+            *("--chunk", str(CHUNK), "--price", "12", *options),
         ],
         env=network.environment,
         capture_output=True,
