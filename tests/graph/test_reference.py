@@ -273,6 +273,16 @@ def test_an_uncertain_choice_is_bounded_by_both_branches() -> None:
     np.testing.assert_array_equal(bounds[root], [1.0, 0.0])
 
 
+def test_a_comparison_with_a_nan_that_not_every_kernel_has_is_uncertain() -> None:
+    b = Builder()
+    x, y = b.input("x", "float32", 2), b.input("y", "float32", 2)
+    larger = b.add("MAX", "float32", x, y)
+    root = b.store("bool", b.add("CMPNE", "bool", larger, b.const("float32", encode_float(9.0))))
+    known = {x: np.float32([math.nan, 5]), y: np.float32([1, 1])}
+    bounds = compute_bounds(check_graph(b.graph({"z": root})), range(2, len(b.nodes)), known)
+    np.testing.assert_array_equal(bounds[root], [1.0, 0.0])
+
+
 def test_64_bit_integers_have_to_be_equal() -> None:
     one, other = np.array([2**63 - 1]), np.array([2**63 - 2])
     assert is_within(one, one, np.zeros(1)) and not is_within(other, one, np.zeros(1))

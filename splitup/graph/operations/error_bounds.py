@@ -64,7 +64,8 @@ def bound_comparison(
 ) -> Array:
     left, right = (operand.astype(np.float64) for operand in operands)
     either = bounds[0] + bounds[1]
-    return np.where((either > 0) & (np.abs(left - right) <= either), 1.0, 0.0)
+    is_clear = np.abs(left - right) > either  # never where one is NaN
+    return np.where((either > 0) & ~is_clear, 1.0, 0.0)
 
 
 def bound_where(
