@@ -206,6 +206,7 @@ def test_a_kernel_that_knows_the_number_of_rows_must_not_be_shared(
         check_passes(program, make_draw(1), 2)
 
 
+@pytest.mark.long  # in small: kinds of graphs above
 def test_random_legal_graphs_give_the_bytes_of_single_steps() -> None:
     merged, spans = 0, 0
     for number in range(GRAPHS):

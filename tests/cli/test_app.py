@@ -129,6 +129,7 @@ def test_doctor_command_reports_as_json() -> None:
     assert "a task agrees with the reference" in checks["device (tinygrad)"]["found"]
 
 
+@pytest.mark.long  # in small: doctor as JSON below
 def test_doctor_says_which_device_does_not_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEV", "NONE")
     done = RUNNER.invoke(app, ["doctor", "--json"])

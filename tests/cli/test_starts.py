@@ -25,6 +25,7 @@ def test_a_program_loads_what_it_needs(program: str) -> None:
     assert not (NEVER | MORE.get(program, set())) & set(done.stdout.split())
 
 
+@pytest.mark.long  # in small: what programs load, above
 @pytest.mark.parametrize("program", ["splitup status", "splitup receipt", "splitup-node status"])
 def test_no_cipher_is_loaded_before_a_key_is_opened(program: str) -> None:
     modules = ", ".join(PROGRAMS[program].split())

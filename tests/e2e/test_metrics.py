@@ -48,6 +48,7 @@ def list_secrets(directory: Path) -> list[str]:
     return [path.read_text().strip() for path in directory.glob("*/passphrase")]
 
 
+@pytest.mark.long  # in small: node and member metrics have tests of their own
 def test_every_party_is_measured_and_dashboard_and_alerts_ask_for_what_there_is(
     network: Network,
 ) -> None:

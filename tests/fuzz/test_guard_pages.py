@@ -12,7 +12,7 @@ import pytest
 from tests.fuzz.guard_pages import describe_find, search
 
 CASES: Final = 125  # of a test
-FEW: Final = 25
+FEW: Final = 8
 LONG: Final = pytest.mark.long
 # Python that takes a protection away, and a graph of those below that it protects from
 PROTECTIONS: Final = {

@@ -199,6 +199,7 @@ def make_everything() -> Builder:
     return b
 
 
+@pytest.mark.long  # in small: each operation above
 def test_the_runtime_agrees_within_the_bound_that_follows_from_its_operands() -> None:
     b = make_everything()
     outputs = [index for index, node in enumerate(b.nodes) if node.op == "CONTIGUOUS"]

@@ -140,6 +140,7 @@ def test_s10_with_a_card_hostile_code_reaches_what_its_driver_needs_alone(target
     check_reached(reached, lacks)
 
 
+@pytest.mark.long  # in small: cli/test_app.py of doctor
 @needs_linux
 def test_a_system_that_lacks_something_says_so(target: Target) -> None:
     lacks, _ = run_confined(

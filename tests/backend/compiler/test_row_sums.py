@@ -126,6 +126,7 @@ def test_a_step_of_several_tokens_has_a_kernel_of_its_own_for_weights_that_they_
     assert json.loads(done) == [[[[tiles, 8, 1], [32, 4, 1]]], [None]]
 
 
+@pytest.mark.long  # in small: the shapes of both kernels below
 def test_tokens_at_once_give_the_bytes_that_they_give_one_by_one() -> None:
     [one, alone, many, each], tiled = json.loads(run(RUN, "PYTHON"))
     assert one == alone and many == each and one[1] and many[1]

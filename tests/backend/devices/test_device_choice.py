@@ -72,6 +72,7 @@ def test_clang_is_used_when_asked_for(tmp_path: Path) -> None:
     assert report["result"] == RESULT
 
 
+@pytest.mark.long  # in small: cli/test_app.py names one
 def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
     for device in ("CPU:CLANG", "CPU:NOTHING"):
         report = run(tmp_path, PATH="/nonexistent", CC="/nonexistent/cc", DEV=device)
@@ -91,6 +92,7 @@ assert {launch.kind for launch in launches} == {"executable"}, launches
 """
 
 
+@pytest.mark.long  # in small: cpu/test_vector_match.py
 @pytest.mark.skipif(not X86, reason="needs tinygrad's x86-64 assembler")
 def test_a_cpu_without_the_vectors_works_and_is_a_class_of_its_own(tmp_path: Path) -> None:
     report = run(tmp_path, script=WITHOUT_VECTORS + REPORT, PATH="/nonexistent")

@@ -189,6 +189,7 @@ def test_every_criterion_decides(graph: Graph, percent: int, balance: Balance) -
     assert found.rank(balance) == min(cut.rank(balance) for cut in every)
 
 
+@pytest.mark.long  # in small: test_every_kind_of_card_of_a_fleet_finds_work
 @settings(max_examples=30, deadline=None)
 @given(
     chains(),

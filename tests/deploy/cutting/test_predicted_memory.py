@@ -67,6 +67,7 @@ def check_cut(directory: Path, case: Case, chunk: int, share: float) -> int:
 DEVICE = select_device().device
 
 
+@pytest.mark.long  # in small: one random cut, below
 def test_what_values_share_is_computed_as_predicted(tmp_path: Path) -> None:
     case = replace(variations.CASES["cohere2"], shapes=iter_parallel, dtype="float16")
     assert check_cut(tmp_path, replace(case, change={**case.change, **_FOUND}), 12, 0.5) == 3

@@ -123,6 +123,7 @@ def test_a_table_of_both_ends_is_one_whatever_fits_a_card(tmp_path: Path) -> Non
     assert len(labels) == 2 and not any(" of " in label for label in labels), labels
 
 
+@pytest.mark.long  # in small: both parts together, above
 async def test_ports_are_those_of_the_graph(tmp_path: Path) -> None:
     compiled = build(str(EXAMPLE), TARGET, sizes=SIZES, private=0)
     manifest = compiled.manifest

@@ -172,6 +172,7 @@ def test_lists_of_sizes() -> None:
         parse_sizes("8GB,,12GB")
 
 
+@pytest.mark.long  # in small: cutting/test_build.py; the lines below
 def test_inspect_draws_and_sorts_into_classes(tmp_path: Path) -> None:
     target = ("--target-vram", "900kB,1.15MB", "--chunk", "8", "--no-reference")
     code, text = invoke("inspect", str(EXAMPLE), *target)
@@ -219,6 +220,7 @@ def test_what_is_not_here_and_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatc
     assert "the chain does not answer" in text
 
 
+@pytest.mark.long  # in small: cutting/test_partition.py
 def test_balance_and_the_number_of_tasks() -> None:
     target = ("--target-vram", "1.3MB", "--chunk", "8", "--no-reference", "--json")
     code, text = invoke("inspect", str(EXAMPLE), *target, "--max-tasks", "11")

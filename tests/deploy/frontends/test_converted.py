@@ -142,6 +142,7 @@ def test_llama_4_has_what_files_do_not_say(experts: int, tmp_path: Path) -> None
     assert graphs[0] == graphs[1] != graphs[2]
 
 
+@pytest.mark.long  # in small: what a file does not say, above
 def test_logits_of_llama_4_are_those_of_its_directory(tmp_path: Path) -> None:
     check_like_directory(tmp_path, "llama4", make_llama_4())
     with pytest.raises(InvalidModel, match="without chunks"):
@@ -157,10 +158,12 @@ def make_gemma_4_e(**change: Any) -> Case:
     return change_case("gemma4-e", rope_parameters={**ropes, "full_attention": full}, **change)
 
 
+@pytest.mark.long  # in small: test_factors_of_gemma_4_only_say_what_is_turned
 def test_gemma_4_e_turns_by_the_factors_of_the_file(tmp_path: Path) -> None:
     check_like_directory(tmp_path, "gemma4-e", make_gemma_4_e())
 
 
+@pytest.mark.long  # in small: the same of a directory in test_variations.py
 def test_upper_layers_of_gemma_4_may_have_keys_that_nothing_reads(tmp_path: Path) -> None:
     case, given = make_gemma_4_e(), {}
     shapes = dict(iter_shapes(case))
@@ -240,6 +243,7 @@ def make_mistral_4(beta: float) -> Case:
     return change_case("mistral4", n_group=1, topk_group=1, rope_parameters=rope)
 
 
+@pytest.mark.long  # in small: one whose queries do not, below
 def test_queries_of_mistral_4_grow_if_the_file_says_so(tmp_path: Path) -> None:
     growth = {"temperature_scale": 0.1, "temperature_length": 8}
     named = {f"mistral4.attention.{key}": value for key, value in growth.items()}

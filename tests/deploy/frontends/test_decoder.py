@@ -42,6 +42,7 @@ def test_logits_agree_with_numpy(change: dict[str, Any], tmp_path: Path) -> None
     assert relative_error(given, compute_logits(config, weights, TOKENS)) <= 1e-4
 
 
+@pytest.mark.long  # in small: test_step.py
 def test_several_rows_in_one_step_give_the_same(tmp_path: Path) -> None:
     weights = save_llama(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(TINY))
@@ -67,6 +68,7 @@ def test_the_head_multiplies_rows_in_memory(chunk: int, tmp_path: Path) -> None:
     assert "LOOKUP" not in found
 
 
+@pytest.mark.long  # in small: test_gguf_parts.py; without tensors in test_whole_checkpoints.py
 def test_shards_give_the_same_model(tmp_path: Path) -> None:
     save_llama(tmp_path / "one")
     save_llama(tmp_path / "three", shards=3)

@@ -125,6 +125,7 @@ def as_bytes(text: EncodedText) -> list[bytes]:
     return [array.tobytes() for array in make_text_arrays([text]).values()]
 
 
+@pytest.mark.long  # in small: cutting/test_cut_equals_whole.py
 def test_a_cut_encoder_gives_equal_bytes(
     programs: Callable[[str], TaskProgram], tmp_path: Path
 ) -> None:

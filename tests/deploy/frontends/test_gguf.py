@@ -80,6 +80,7 @@ def test_quantised_blocks_stand_for_what_the_gguf_package_says() -> None:
         np.testing.assert_array_equal(given, wanted, name)
 
 
+@pytest.mark.long  # in small: quantised weights above; cutting/test_cut_equals_whole.py
 def test_a_whole_precision_file_computes_the_model_and_is_cut(tmp_path: Path) -> None:
     config, weights = save_gguf(tmp_path / "m.gguf")
     compiled = build(str(tmp_path / "m.gguf"), 30_000)

@@ -99,6 +99,7 @@ def test_vectors_are_those_of_transformers(tmp_path: Path) -> None:
     assert tokens == ["[CLS]", "the", "caf", "##e", "[SEP]"]
 
 
+@pytest.mark.long  # in small: above, in float32
 def test_quantised_files_stand_for_their_numbers(tmp_path: Path) -> None:
     for widened in (False, True):
         save_bert(tmp_path / f"{widened}.gguf", form="Q8_0", widened=widened)

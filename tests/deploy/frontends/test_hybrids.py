@@ -175,6 +175,7 @@ def test_rows_of_random_trees_equal_sequences(name: str, programs: Programs) -> 
                 assert given[row].tobytes() == sequences.compute(text + path), (seed, step, row)
 
 
+@pytest.mark.long  # in small: the trees above; decode/test_lookahead.py
 def test_lookahead_gives_the_tokens_of_sequential_decoding(program: TaskProgram) -> None:
     def decode(decoder: Decoder) -> tuple[list[int], int]:
         state, tokens, steps = program.new_state(), [], 0

@@ -104,6 +104,7 @@ def test_an_image_becomes_rows_of_the_language_model(tower: CutModel) -> None:
     assert relative_error(see(tower, IMAGE), wanted) <= 1e-5
 
 
+@pytest.mark.long  # in small: the rows of one image above
 def test_a_prompt_with_images_is_as_hugging_face_reads_it(
     tower: CutModel, model: tuple[TextModel, CutModel]
 ) -> None:

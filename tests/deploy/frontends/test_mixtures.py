@@ -84,6 +84,7 @@ def test_logits_of_a_file_agree_in_steps_of_any_size(
     np.testing.assert_array_equal(feed(program, TOKENS, rows=7), given)
 
 
+@pytest.mark.long  # in small: logits of both above
 @pytest.mark.parametrize("name", [name for name in CASES if name != "deepseek-v2-groups"])
 def test_files_have_the_graphs_of_directories(name: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "m", CASES[name])

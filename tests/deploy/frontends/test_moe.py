@@ -147,6 +147,7 @@ def test_experts_without_a_gate_are_not_run(tmp_path: Path) -> None:
     assert skipped == 2 * 2 * len(TOKENS)  # two of four experts, in two layers, in every step
 
 
+@pytest.mark.long  # in small: test_mixtures.py has finite ones
 def test_an_infinite_weight_of_another_expert_is_not_seen(tmp_path: Path) -> None:
     """A gate of zero hides its expert: zero times infinity would be NaN."""
     config: dict[str, Any] = {**MIXTRAL, "num_hidden_layers": 1}

@@ -34,6 +34,7 @@ def run(compiled: CompiledModel, *arrays: np.ndarray) -> list[np.ndarray]:
     return [bytes_to_array(port.spec, made[port.name]) for port in compiled.manifest.outputs]
 
 
+@pytest.mark.long  # in small: each node by the standard; cutting/test_cut_equals_whole.py
 def test_a_vision_model_is_cut_and_computes_the_same(tmp_path: Path) -> None:
     source, weights = save_vision(tmp_path / "m.onnx")
     compiled = build(source, 4_600)

@@ -162,7 +162,8 @@ def test_accents_are_stripped_where_letters_become_small() -> None:
         assert tokenizer.encode("Hokkaid\u014d T\u014dky\u014d").ids == wanted
 
 
-@pytest.mark.parametrize("factor", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long  # in small: of a directory in test_whole_checkpoints.py
+@pytest.mark.parametrize("factor", [1, 2])
 def test_a_head_beside_a_tied_embedding_is_a_copy_or_counts(factor: int, tmp_path: Path) -> None:
     case = replace(CASES["gemma3"], change={**CASES["gemma3"].change, "tie_word_embeddings": True})
     save_checkpoint(tmp_path, case)

@@ -97,6 +97,7 @@ def draw_steps(seed: int, count: int) -> Iterator[StepInput]:
         yield step
 
 
+@pytest.mark.long  # in small: below, in chunks
 def test_steps_of_every_kind_give_the_bytes_of_a_full_cache(
     ring: TaskProgram, full: TaskProgram
 ) -> None:

@@ -93,6 +93,7 @@ def test_chunks_of_every_size_give_the_same_bytes(program: TaskProgram) -> None:
     assert program.allocated_bytes <= program.vram_bytes
 
 
+@pytest.mark.long  # in small: chunks of every size above
 def test_a_chunk_of_one_row_needs_no_symbols(path: Path, program: TaskProgram) -> None:
     single = load_reference(str(path), Sizes(chunk=1))
     assert not any(spec.rows for spec in (*single.inputs, *single.outputs))
@@ -194,6 +195,7 @@ def test_windows_of_lookahead_equal_sequences(program: TaskProgram) -> None:
         np.testing.assert_array_equal(given[row], feed(program, sequence)[-1])
 
 
+@pytest.mark.long  # in small: test_block_diffusion.py
 def test_blocks_that_see_themselves_equal_numpy(paths: dict[str, Path]) -> None:
     """Block diffusion: a prompt, two blocks that are each denoised twice, the first one kept."""
     program = load_reference(str(paths["packages-4m"]), Sizes(chunk=8))
@@ -319,12 +321,14 @@ def test_steps_of_several_sequences_together_equal_each_alone(program: TaskProgr
     check_batches(program)
 
 
+@pytest.mark.long  # in small: above; products in cpu/test_matmul_match.py
 def test_quantised_steps_together_equal_each_alone(tmp_path: Path) -> None:
     forms = {"": "Q8_0", "attn_v": "Q4_0", "token_embd": "Q4_0", "ffn_down": "F16"}
     save_gguf(tmp_path / "m.gguf", {"intermediate_size": 64, "num_hidden_layers": 1}, forms=forms)
     check_batches(load_reference(str(tmp_path / "m.gguf")))
 
 
+@pytest.mark.long  # in small: above, without norms of heads
 def test_qwen3_steps_together_equal_each_alone(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, CASES["qwen3"])
     check_batches(load_reference(str(tmp_path)))

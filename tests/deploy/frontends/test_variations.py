@@ -155,6 +155,7 @@ def test_an_indexer_that_would_choose_all_is_left_out(tmp_path: Path) -> None:
     assert traced.graph.states[0].shape == (5, 16 + 8)
 
 
+@pytest.mark.long  # in small: test_converted.py, without a cut
 def test_layers_of_gemma_4_e_borrow_keys_from_tasks_before(
     golden: dict[str, Any], tmp_path: Path
 ) -> None:

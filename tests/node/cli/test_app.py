@@ -111,6 +111,7 @@ async def test_stake_status_unstake_and_withdraw(market: NodeMarket) -> None:
     assert (await call_json("withdraw", "-c", path))["balance_micro_usdc"] == 0
 
 
+@pytest.mark.long  # in small: tasks/test_audit.py
 async def test_audit_before_and_after_staking(market: NodeMarket) -> None:
     config = market.make_config("auditor", 8)
     path = market.root / "auditor" / "node.toml"

@@ -82,6 +82,7 @@ def record_sizes(node: TestNode) -> list[int]:
     return sizes
 
 
+@pytest.mark.long  # in small: steps that wait for each other, below
 async def test_ready_steps_of_several_sessions_run_in_one_batch(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     node, client, manifest = TestNode(tmp_path / "a", Store()), TestClient(), make_one_task()

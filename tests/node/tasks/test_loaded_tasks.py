@@ -269,6 +269,7 @@ async def test_a_task_that_is_waited_for_is_loaded_before_one_that_is_not(
     assert await loaded_tasks.place(MODEL, 0) is True
 
 
+@pytest.mark.long  # in small: test_placement.py
 async def test_a_full_node_trades_a_well_served_task_that_is_not_in_use(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

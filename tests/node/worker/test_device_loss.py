@@ -98,6 +98,7 @@ def public_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.long  # in small: a worker whose device is lost, below
 async def test_a_node_computes_on_with_the_devices_that_are_left(
     tmp_path: Path, public_folder: Path
 ) -> None:

@@ -97,6 +97,7 @@ def values(answer: RunAnswer | SplitUpError) -> list[float]:
     return np.frombuffer(answer.outputs[0], np.float32).tolist()
 
 
+@pytest.mark.long  # in small: cpu/test_threads.py; one thread confined in every network
 async def test_a_confined_worker_with_several_threads_gives_the_bytes_of_one(
     start: Start, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def list_models(*models: dict[str, Any]) -> dict[str, Any]:
     return {"/v1/models": {"data": models}, "/health": {"status": "ok"}}
 
 
+@pytest.mark.long  # in small: the first model is one that chats, below; e2e/test_page.py
 def test_a_model_without_turns_continues_texts() -> None:
     answers = list_models(TEXTS) | {"/v1/completions": make_stream("length", " tool", " that")}
     with open_page(answers) as page:
@@ -111,6 +112,7 @@ def test_the_first_model_is_one_that_chats(models: tuple[dict[str, Any], ...]) -
         expect(page.locator(".assistant .text")).to_have_text("hello")
 
 
+@pytest.mark.long  # in small: the first model is one that chats, above
 def test_the_form_follows_the_model_and_the_choice() -> None:
     with open_page(list_models(CHATS, TEXTS)) as page:
         form = page.get_by_label("Form")

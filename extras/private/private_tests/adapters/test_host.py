@@ -214,6 +214,7 @@ async def test_a_host_that_answers_something_else_gives_an_error(
         assert adapter._keyed is None and not adapter.reports  # these keys are never used again
 
 
+@pytest.mark.long  # in small: a wrong answer by its own check
 async def test_a_second_host_finds_a_wrong_answer() -> None:
     """The first host applies another adapter than the one that it names."""
     other = make_random(WIDTH, 4, seed=9)
@@ -457,6 +458,7 @@ async def test_everything_that_a_host_receives_is_keys_or_fresh_ciphertexts(
         assert not any(value.tobytes()[:16] in data for _, data in sent)
 
 
+@pytest.mark.long  # in small: sessions are bounded, above
 async def test_clients_at_the_same_time_get_their_own_answers() -> None:
     async with run_host() as (_, server), SignedClient() as http:
         options = AdapterOptions(server.url, "poems")

@@ -48,6 +48,7 @@ def split(compiled: CompiledModel) -> Split:
         return measure_split(compiled, 1, text, inverted=16)
 
 
+@pytest.mark.long  # in small: more pairs recover more tokens, below
 def test_who_knows_the_weights_recovers_every_token(split: Split) -> None:
     assert (split.found.tested, split.found.with_weights_bps) == (16, 10_000)
 
