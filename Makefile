@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENVIRONMENT := $(VENV)/.stamp
 DOCS := $(VENV)/.docs.stamp
+MORE := $(VENV)/.test-all.stamp
 EDGE := .edge/.stamp
 HALMOS := $(CURDIR)/.halmos/bin/halmos
 NODE_MODULES := contracts/node_modules/.stamp
@@ -37,7 +38,7 @@ check-machine:  ## say in one line what must be installed before anything else w
 test: $(FOR_TESTS)  ## everything that CI checks
 	$(MAKE) --no-print-directory lint run-tests
 
-test-all: $(FOR_TESTS)  ## that, and what takes long: marked so, and exported models
+test-all: $(FOR_TESTS) $(MORE)  ## that, and what takes long: marked so, and exported models
 	$(MAKE) --no-print-directory lint run-tests MARKED='-m ""'
 	$(MAKE) --no-print-directory test-edge
 
@@ -58,7 +59,7 @@ lint: $(READY)
 mutants: $(FOR_TESTS)  ## take out each protection of docs/security.md in a copy; its test must fail
 	$(BIN)/python -m tests.mutants
 
-coverage: $(FOR_TESTS)  ## the tests that start no network, with branch coverage
+coverage: $(FOR_TESTS) $(MORE)  ## the tests that start no network, with branch coverage
 	$(BIN)/pytest -n auto --maxprocesses 4 --ignore tests/e2e --cov --cov-report term
 
 bench: $(READY)  ## measure everything in docs/benchmarks.md; one JSON object on stdout
@@ -102,6 +103,10 @@ $(EDGE): pyproject.toml constraints.txt | check-machine
 
 $(DOCS): $(ENVIRONMENT)
 	$(INSTALL) --editable '.[docs]'
+	touch $@
+
+$(MORE): $(ENVIRONMENT)
+	$(INSTALL) --editable '.[test-all]'
 	touch $@
 
 $(HALMOS):  # in an environment of its own, because it pins other versions than ours
