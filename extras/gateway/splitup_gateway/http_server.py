@@ -1,9 +1,10 @@
-"""The HTTP server of all APIs: its routes, and the streams that answer them."""
+"""The HTTP server of all APIs: its routes, the streams that answer them, quotes and receipts."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -11,20 +12,36 @@ from aiohttp import web
 
 from splitup.client.leases import LeaseOptions, LeasePool
 from splitup.client.network import Network
+from splitup.client.text.encoding import EncoderModel
 from splitup.client.text.generation import TextModel
+from splitup.core.errors import ChainUnavailable, Unavailable
 from splitup.net.http import make_app
 from splitup.net.metrics import Reading
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import ApiKey, OpenCharge, get_principal
+from splitup_gateway.apis.answers import RECEIPTS
+from splitup_gateway.apis.encoding import (
+    EmbeddingRequest,
+    EncodingRequest,
+    RerankRequest,
+    prepare_texts,
+)
 from splitup_gateway.apis.messages import MESSAGES, CountRequest
 from splitup_gateway.apis.ollama import VERSION, ShowRequest, describe_model, show_model
-from splitup_gateway.apis.requests import parse_body, parse_request
+from splitup_gateway.apis.requests import (
+    ChatRequest,
+    CompletionRequest,
+    parse_body,
+    parse_request,
+)
+from splitup_gateway.apis.response_requests import ResponseRequest
+from splitup_gateway.charges import RECEIPT_S
 from splitup_gateway.error_replies import Handler, answer_errors
+from splitup_gateway.errors import ApiError
 from splitup_gateway.metrics import list_readings
-from splitup_gateway.preparing import count_prompt
-from splitup_gateway.price_routes import PriceRoutes
+from splitup_gateway.preparing import count_prompt, prepare
 from splitup_gateway.quotes import Quotes
-from splitup_gateway.replies import Asking, Replies, Reply, list_fields
+from splitup_gateway.replies import Asking, Replies, Reply, TextRequest, list_fields
 from splitup_gateway.served_models import ServedModels
 from splitup_gateway.split.server import SplitServer
 from splitup_gateway.split.sessions import SessionOptions
@@ -62,7 +79,6 @@ class ApiServer:
         self._quotes = Quotes()
         self._models = ServedModels(net, options, timelines)
         self._replies = Replies(access, self._models, self._quotes).list_by_path()
-        self._prices = PriceRoutes(net, access, self._models, self._quotes, lambda: self._pools)
         self._split: SplitServer | None = None
         if sessions is not None:
             self._split = SplitServer(net, options, sessions, access, timelines, self._quotes)
@@ -114,7 +130,8 @@ class ApiServer:
         app.router.add_post("/api/show", self._ollama_show)
         app.router.add_get("/api/version", self._ollama_version)
         app.router.add_get("/health", self._health)
-        self._prices.add_to(app)
+        app.router.add_post("/v1/quote", self._quote)
+        app.router.add_get(f"{RECEIPTS}/{{execution}}", self._get_receipt)
         self._streams.add_to(app)
         if self._split is not None:
             self._split.add_to(app)
@@ -197,6 +214,64 @@ class ApiServer:
     async def _read_json(self, request: web.Request, key: ApiKey | None) -> object:
         return parse_body(await self._access.read_body(request, key))
 
+    # ---- prices --------------------------------------------------------------------------------
+
+    async def _quote(self, request: web.Request) -> web.Response:
+        """Answer what a request of any kind may cost."""
+        key = await self._access.let_in(request)
+        body = await self._read_json(request, key)
+        fields = body if isinstance(body, dict) else {}
+        named = self._models.get(str(fields.get("model")))
+        if isinstance(named, EncoderModel):
+            is_rank = "documents" in fields
+            which: type[EncodingRequest] = RerankRequest if is_rank else EmbeddingRequest
+            wanted = parse_request(which, body)
+            encoder = (await self._models.find(wanted.model, key)).get_encoder()
+            inputs = await prepare_texts(encoder, wanted, get_principal(key))
+            tokens, most_tokens, steps = inputs.count_tokens(), 0, inputs.steps
+            most = encoder.manifest.cost_micro_usdc(steps)
+        else:
+            kind: type[TextRequest] = ChatRequest if "messages" in fields else CompletionRequest
+            asked = parse_request(ResponseRequest if "input" in fields else kind, body).convert()
+            served = await self._models.find(asked.model, key)
+            model = served.get_text_model()
+            prepared = await prepare(model, asked, get_principal(key))
+            tokens = sum(map(len, {text.prompt for text in prepared.texts}))
+            most_tokens = sum(text.max_tokens for text in prepared.texts)
+            steps, most = prepared.count_steps(model), served.compute_price(prepared)
+        name = str(fields["model"])
+        quote, until = self._quotes.make(name, most)
+        answer = {
+            "id": quote,
+            "object": "quote",
+            "model": name,
+            "prompt_tokens": tokens,
+            "max_tokens": most_tokens,
+            "max_steps": steps,
+            "max_cost_micro_usdc": most,
+            "expires_at": until,
+        }
+        return web.json_response(answer)
+
+    async def _get_receipt(self, request: web.Request) -> web.Response:
+        """Answer how an execution of this server was closed; "open" while it is not."""
+        principal = get_principal(await self._access.let_in(request))
+        execution = request.match_info["execution"]
+        if not any(pool.is_of(execution, principal) for pool in self._pools.values()):
+            raise ApiError(
+                "this server ran no such execution for you lately; ask the chain: "
+                "splitup receipt ID",
+                status=404,
+                code="receipt_not_found",
+            )
+        try:
+            receipt = await self._net.receipt(execution, timeout_s=RECEIPT_S)
+        except ChainUnavailable:
+            raise
+        except Unavailable:
+            return web.json_response({"execution_id": execution, "status": "open"})
+        return web.json_response(asdict(receipt))
+
     # ---- Ollama's API --------------------------------------------------------------------------
 
     async def _ollama_tags(self, request: web.Request) -> web.Response:
@@ -207,7 +282,7 @@ class ApiServer:
     async def _ollama_show(self, request: web.Request) -> web.Response:
         key = await self._access.let_in(request)
         wanted = parse_request(ShowRequest, await self._read_json(request, key))
-        served = await self._models.find(wanted.name.removesuffix(":latest"), key)
+        served = await self._models.find(wanted.name, key)
         return web.json_response(show_model(served.get_text_model()))
 
     async def _ollama_version(self, _: web.Request) -> web.Response:

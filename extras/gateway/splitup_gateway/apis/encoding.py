@@ -127,12 +127,12 @@ async def prepare_texts(
         encode = partial(_encode, model, text, other, cuts)
         try:
             texts.append(await model.tokenizer.read(length, encode, principal))
-        except TextTooLong as error:
-            code, param = "context_length_exceeded", f"{field}.{place}"
-            raise ApiError(f"'{param}': {error}", param=param, code=code) from None
         except InvalidInput as error:
-            param = "query" if isinstance(asked, RerankRequest) else f"{field}.{place}"
-            raise ApiError(f"'{param}': {error}", param=param) from None
+            is_long = isinstance(error, TextTooLong)
+            is_query = isinstance(asked, RerankRequest) and not is_long
+            param = "query" if is_query else f"{field}.{place}"
+            code = "context_length_exceeded" if is_long else None
+            raise ApiError(f"'{param}': {error}", param=param, code=code) from None
     return PreparedTexts(tuple(texts), len(model.pack(texts)))
 
 

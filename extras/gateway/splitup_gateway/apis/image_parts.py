@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.errors import ApiError
@@ -39,53 +39,25 @@ class ImagePart(RequestFields):
     type: Literal["image_url"]
     image_url: ImageSource
 
-    @property
-    def url(self) -> str:
-        """The image's data URL."""
-        return self.image_url.url
+
+Content = str | Sequence[TextPart | ImagePart]
 
 
-class ResponseImage(RequestFields):
-    """An image in a request of the Responses API."""
-
-    type: Literal["input_image"]
-    image_url: str
-    detail: Detail | None = None
-
-    @property
-    def url(self) -> str:
-        """The image's data URL."""
-        return self.image_url
-
-
-class HasText(Protocol):
-    """A part that is text."""
-
-    @property
-    def text(self) -> str:
-        """The text."""
-
-
-AnyPart = HasText | ImagePart | ResponseImage
-
-
-def list_images(contents: Sequence[str | Sequence[AnyPart] | None]) -> tuple[bytes, ...]:
+def list_images(contents: Sequence[Content | None]) -> tuple[bytes, ...]:
     """Return the files of all images of a conversation; raise ApiError for what is no data URL."""
     parts = [part for content in contents if not isinstance(content, str) for part in content or ()]
-    urls = [part.url for part in parts if isinstance(part, ImagePart | ResponseImage)]
+    urls = [part.image_url.url for part in parts if isinstance(part, ImagePart)]
     if len(urls) > MAX_IMAGES:
         raise ApiError(f"a request has at most {MAX_IMAGES} images", param="image_url")
     return tuple(map(_read_data_url, urls))
 
 
-def join_content(content: str | Sequence[AnyPart]) -> str | list[dict[str, Any]]:
+def join_content(content: Content) -> str | list[dict[str, Any]]:
     """Return a message's content as chat templates expect it: a text, or parts if it has images."""
     if isinstance(content, str):
         return content
     made: list[dict[str, Any]] = [
-        {"type": "image"}
-        if isinstance(part, ImagePart | ResponseImage)
-        else {"type": "text", "text": part.text}
+        {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
         for part in content
     ]
     if {"type": "image"} in made:

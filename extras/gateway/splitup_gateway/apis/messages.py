@@ -245,7 +245,7 @@ class CountRequest(RequestFields):
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def convert(self) -> ChatRequest:
+    def convert(self, **_: object) -> ChatRequest:
         """Return the same request of the OpenAI API. Raises ApiError."""
         if self.messages[-1].role == "assistant":
             raise ApiError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AfterValidator, AliasChoices, Field
 
 from splitup.client.text.generation import TextModel
 from splitup_gateway.apis.answers import AnswerChoice, Event, make_cost
@@ -46,6 +46,9 @@ TAKEN: Final = frozenset(
 )
 
 
+ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
+
+
 class OllamaCall(RequestFields):
     """A call in an earlier answer."""
 
@@ -74,7 +77,7 @@ class OllamaMessage(RequestFields):
 
 
 class _OllamaRequest(RequestFields):
-    model: str
+    model: ModelName
     stream: bool | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
@@ -83,7 +86,7 @@ class _OllamaRequest(RequestFields):
 
     def make_fields(self) -> dict[str, Any]:
         """Return the fields that all requests of the OpenAI API have. Raises ApiError."""
-        fields: dict[str, Any] = {"model": self.model.removesuffix(":latest"), **_DEFAULTS}
+        fields: dict[str, Any] = {"model": self.model, **_DEFAULTS}
         for name, value in (self.options or {}).items():
             if name == "num_predict":
                 fields["max_tokens"] = None if value in (-1, -2) else value
@@ -136,7 +139,7 @@ class OllamaChatRequest(_OllamaRequest):
     messages: Annotated[list[OllamaMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
 
-    def convert(self) -> ChatRequest:
+    def convert(self, **_: object) -> ChatRequest:
         """Return the same request of the OpenAI API."""
         messages: list[dict[str, Any]] = []
         waiting: list[str] = []  # calls whose result is still to come; Ollama's have no id
@@ -180,7 +183,7 @@ def _make_content(text: str, images: Sequence[str] | None) -> str | list[dict[st
 class ShowRequest(RequestFields):
     """POST /api/show; ``name`` is the older name of ``model``."""
 
-    name: Annotated[str, Field(validation_alias=AliasChoices("model", "name"))]
+    name: Annotated[ModelName, Field(validation_alias=AliasChoices("model", "name"))]
     verbose: bool | None = None
 
 
