@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import logging
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -14,11 +15,12 @@ from splitup.client.leases import LeaseOptions, LeasePool
 from splitup.client.network import Network
 from splitup.client.text.encoding import EncoderModel
 from splitup.client.text.generation import TextModel
-from splitup.core.errors import ChainUnavailable, Unavailable
+from splitup.core.errors import ChainUnavailable, SplitUpError, Unavailable
 from splitup.net.http import make_app
 from splitup.net.metrics import Reading
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import ApiKey, OpenCharge, get_principal
+from splitup_gateway.apis import message_answers, ollama
 from splitup_gateway.apis.answers import RECEIPTS
 from splitup_gateway.apis.encoding import (
     EmbeddingRequest,
@@ -27,7 +29,6 @@ from splitup_gateway.apis.encoding import (
     prepare_texts,
 )
 from splitup_gateway.apis.messages import MESSAGES, CountRequest
-from splitup_gateway.apis.ollama import VERSION, ShowRequest, describe_model, show_model
 from splitup_gateway.apis.requests import (
     ChatRequest,
     CompletionRequest,
@@ -36,21 +37,22 @@ from splitup_gateway.apis.requests import (
 )
 from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.charges import RECEIPT_S
-from splitup_gateway.error_replies import Handler, answer_errors
-from splitup_gateway.errors import ApiError
-from splitup_gateway.metrics import list_readings
+from splitup_gateway.errors import ApiError, translate
 from splitup_gateway.preparing import count_prompt, prepare
 from splitup_gateway.quotes import Quotes
-from splitup_gateway.replies import Asking, Replies, Reply, TextRequest, list_fields
+from splitup_gateway.replies import Asking, Replies, Reply, list_fields
 from splitup_gateway.served_models import ServedModels
 from splitup_gateway.split.server import SplitServer
 from splitup_gateway.split.sessions import SessionOptions
 from splitup_gateway.streaming.kept_streams import RESTARTED
 from splitup_gateway.streaming.stream import Stream
 from splitup_gateway.streaming.stream_files import read_server_name
-from splitup_gateway.streaming.stream_routes import StreamRoutes
+from splitup_gateway.streaming.stream_routes import StreamRoutes, limit_write
 from splitup_gateway.timelines import Timelines
 
+_log = logging.getLogger("splitup.serve")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BODY_BYTES: Final = 8 * 2**20  # a photo of a phone in base64
 
 
@@ -105,8 +107,20 @@ class ApiServer:
             await self._split.close()
 
     def list_readings(self) -> Iterator[Reading]:
-        """Yield the figures that Prometheus reads."""
-        return list_readings(self._pools)
+        """Yield the figures that Prometheus reads, by the names that models are served under."""
+        for model, pool in self._pools.items():
+            ended = pool.totals
+            for name, text, value in (
+                ("leases_idle", "Open executions that wait for a request.", pool.idle),
+                ("leases_lent", "Open executions that serve a request.", pool.lent),
+                ("requests_waiting", "Requests that wait for an execution.", pool.waiting),
+                ("texts_total", "Texts that ended, also by an error.", ended.texts),
+                ("prompt_tokens_total", "Tokens of prompts.", ended.prompt_tokens),
+                ("cached_tokens_total", "Tokens of prompts not fed again.", ended.cached_tokens),
+                ("completion_tokens_total", "Tokens of answers.", ended.completion_tokens),
+                ("cost_usdc_total", "Price of the steps that ran.", ended.cost_micro_usdc / 1e6),
+            ):
+                yield Reading(f"splitup_serve_{name}", text, value, (("model", model),))
 
     @property
     def private_models(self) -> tuple[str, ...]:
@@ -228,11 +242,14 @@ class ApiServer:
             wanted = parse_request(which, body)
             encoder = (await self._models.find(wanted.model, key)).get_encoder()
             inputs = await prepare_texts(encoder, wanted, get_principal(key))
-            tokens, most_tokens, steps = inputs.count_tokens(), 0, inputs.steps
+            tokens, most_tokens, steps = len(inputs.make_report().prompt), 0, inputs.steps
             most = encoder.manifest.cost_micro_usdc(steps)
         else:
-            kind: type[TextRequest] = ChatRequest if "messages" in fields else CompletionRequest
-            asked = parse_request(ResponseRequest if "input" in fields else kind, body).convert()
+            kind: type[ChatRequest | CompletionRequest | ResponseRequest] = CompletionRequest
+            if "messages" in fields:
+                kind = ChatRequest
+            kind = ResponseRequest if "input" in fields else kind
+            asked = parse_request(kind, body).convert()
             served = await self._models.find(asked.model, key)
             model = served.get_text_model()
             prepared = await prepare(model, asked, get_principal(key))
@@ -276,14 +293,47 @@ class ApiServer:
 
     async def _ollama_tags(self, request: web.Request) -> web.Response:
         found = [self._models.get(name) for name in await self._list(request)]
-        models = [describe_model(model) for model in found if isinstance(model, TextModel)]
+        models = [ollama.describe_model(model) for model in found if isinstance(model, TextModel)]
         return web.json_response({"models": models})
 
     async def _ollama_show(self, request: web.Request) -> web.Response:
         key = await self._access.let_in(request)
-        wanted = parse_request(ShowRequest, await self._read_json(request, key))
+        wanted = parse_request(ollama.ShowRequest, await self._read_json(request, key))
         served = await self._models.find(wanted.name, key)
-        return web.json_response(show_model(served.get_text_model()))
+        return web.json_response(ollama.show_model(served.get_text_model()))
 
     async def _ollama_version(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": VERSION})
+        return web.json_response({"version": ollama.VERSION})
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer what a handler raises."""
+    try:
+        response = await handler(request)
+        if not response.prepared:  # it is sent here, so that the time for it is limited
+            async with limit_write():
+                await response.prepare(request)
+                await response.write_eof()
+        return response
+    except SplitUpError as error:
+        return _reply_error(request, translate(error))
+    except web.HTTPException as error:
+        reason = f"{request.method} {request.path:.200}: {error.reason}"
+        return _reply_error(request, ApiError(reason, status=error.status))
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception:
+        _log.exception("%s %s failed", request.method, request.path)
+        message = "internal error; the server's log has the details"
+        return _reply_error(request, ApiError(message, status=500, kind="server_error"))
+
+
+def _reply_error(request: web.Request, error: ApiError) -> web.Response:
+    if request.path.startswith("/api/"):
+        body = ollama.describe_error(error)
+    elif request.path.startswith(MESSAGES):
+        body = message_answers.describe_error(error)
+    else:
+        body = error.describe()
+    return web.json_response(body, status=error.status, headers=error.headers)

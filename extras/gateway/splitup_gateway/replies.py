@@ -105,8 +105,10 @@ class Replies:
 
     def list_by_path(self) -> dict[str, Reply]:
         """Return what answers by streams, by path."""
-        texts = {path: partial(self._write, kind) for path, kind in TEXTS.items()}
-        return texts | {path: partial(self._encode, kind) for path, kind in ENCODINGS.items()}
+        return {
+            **{path: partial(self._write, kind) for path, kind in TEXTS.items()},
+            **{path: partial(self._encode, kind) for path, kind in ENCODINGS.items()},
+        }
 
     async def _write(self, kind: type[TextRequest], asking: Asking, body: object) -> None:
         wanted = parse_request(kind, body)

@@ -86,10 +86,6 @@ class PreparedTexts:
     texts: tuple[EncodedText, ...]
     steps: int
 
-    def count_tokens(self) -> int:
-        """Return the number of tokens of all texts."""
-        return sum(len(text.tokens) for text in self.texts)
-
     def make_report(self) -> Report:
         """Return the report of a run that has not begun."""
         return Report(tuple(token for text in self.texts for token in text.tokens))
@@ -218,7 +214,8 @@ def _make_rerank_answer(
     order = sorted(range(len(texts)), key=lambda index: -values[index])
     results = []
     for index in order[: asked.top_n]:
-        entry: dict[str, Any] = {"index": index, "relevance_score": _squash(values[index])}
+        score = 0.5 * (1.0 + math.tanh(0.5 * values[index]))  # without overflow
+        entry: dict[str, Any] = {"index": index, "relevance_score": score}
         if asked.return_documents:
             entry["document"] = {"text": texts[index]}
         results.append(entry)
@@ -229,11 +226,6 @@ def _make_rerank_answer(
         "results": results,
         "usage": _make_usage(report),
     }
-
-
-def _squash(score: float) -> float:
-    """Return 1 / (1 + exp(-score)), without overflow."""
-    return 0.5 * (1.0 + math.tanh(0.5 * score))
 
 
 def _make_usage(report: Report) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from splitup.client.text.generation import TextModel
-from splitup_gateway.apis.answers import AnswerChoice, Event, EventStream, make_cost
+from splitup_gateway.apis.answers import AnswerChoice, AnswerForm, Event, make_cost
 from splitup_gateway.apis.messages import MessagesRequest
 from splitup_gateway.apis.thoughts import Thought
 from splitup_gateway.apis.tools import AnswerPart, ToolCall
@@ -27,17 +27,13 @@ _ERRORS: Final = {
 }
 
 
-class MessagesForm(EventStream):
+class MessagesForm(AnswerForm):
     """The answer to one request; it has one choice."""
 
-    end_of_stream = b""
-
-    def __init__(
-        self, model: TextModel, asked: MessagesRequest, names: AnswerNames | None = None
-    ) -> None:
+    def __init__(self, model: TextModel, asked: MessagesRequest, names: AnswerNames) -> None:
         self._model = model
         self._asked = asked
-        self._id = (names or AnswerNames()).make_id("msg_")
+        self._id = names.make_id("msg_")
         self._block = 0  # the number of the next or open one
         self._open: type[str | Thought] | None = None  # what the open block is of
 

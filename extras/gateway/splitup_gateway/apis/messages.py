@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.apis.image_parts import TextPart
@@ -215,17 +215,7 @@ class CappedChat(ChatRequest):
     caps_limit = True
 
 
-def _find_role(message: Any) -> str:
-    role = message.get("role") if isinstance(message, dict) else getattr(message, "role", "")
-    return str(role)
-
-
-AnyMessage = Annotated[
-    Annotated[UserMessage, Tag("user")]
-    | Annotated[AssistantMessage, Tag("assistant")]
-    | Annotated[SystemMessage, Tag("system")],
-    Discriminator(_find_role),
-]
+AnyMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
 
 
 class CountRequest(RequestFields):

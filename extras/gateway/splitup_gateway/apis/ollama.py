@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, AliasChoices, Field
 
 from splitup.client.text.generation import TextModel
-from splitup_gateway.apis.answers import AnswerChoice, Event, make_cost
+from splitup_gateway.apis.answers import AnswerChoice, AnswerForm, Event, make_cost
 from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.apis.requests import (
     MAX_MESSAGES,
@@ -187,17 +187,16 @@ class ShowRequest(RequestFields):
     verbose: bool | None = None
 
 
-@dataclass(slots=True)
-class OllamaForm:
+@dataclass
+class OllamaForm(AnswerForm):
     """The answer of /api/generate, or with ``is_chat`` of /api/chat, a line for each piece."""
 
     model: TextModel
     is_chat: bool
-    content_type: str = "application/x-ndjson"
-    end_of_stream: bytes = b""
+    content_type = "application/x-ndjson"
     began_ns: int = field(default_factory=time.perf_counter_ns)
 
-    def encode(self, event: Event) -> bytes:
+    def encode(self, event: Event, note: str = "") -> bytes:
         """Return a line."""
         return json.dumps(event, ensure_ascii=False).encode() + b"\n"
 
@@ -214,10 +213,6 @@ class OllamaForm:
         [choice] = choices
         return {**self._make(choice.parts), **self._make_end(choice)}
 
-    def begin(self, choice: AnswerChoice) -> list[Event]:
-        """Return nothing: an answer begins with its first piece."""
-        return []
-
     def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
         """Return a line of what a token added."""
         return [{**self._make(parts), "done": False}] if parts else []
@@ -226,10 +221,6 @@ class OllamaForm:
         """Return the last lines."""
         ended = {**self._make([]), **self._make_end(choice)}
         return [*([{**self._make(parts), "done": False}] if parts else []), ended]
-
-    def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:
-        """Return nothing: there is one choice, and it has ended."""
-        return []
 
     def _make(self, parts: Sequence[AnswerPart]) -> Event:
         text = "".join(part for part in parts if isinstance(part, str))

@@ -257,8 +257,8 @@ def find_syntax(template: str) -> Syntax | None:
 class CallParser:
     """Finds the calls in an answer, piece by piece; text that may begin a call is held back."""
 
-    def __init__(self, toolbox: Toolbox, names: AnswerNames | None = None) -> None:
-        self._made = names or AnswerNames()
+    def __init__(self, toolbox: Toolbox, names: AnswerNames) -> None:
+        self._made = names
         self._syntax = toolbox.syntax
         self._names = {function.name for function in toolbox.allowed}
         self._must_call = toolbox.must_call

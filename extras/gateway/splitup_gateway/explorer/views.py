@@ -47,15 +47,8 @@ MOST_LOOKUPS: Final = 4  # of plans and verdicts at once: each asks members, and
 MODELS_SEARCHED: Final = 50  # latest ones, for the names of a node's tasks
 
 
-class NotFound(Refused):
-    """The network has no object of this name."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, status=404)
-
-
 class Explorer:
-    """Answers for one network. Raises NotFound, and Unavailable when the network is silent."""
+    """Answers for one network; raises Refused for unknown objects, Unavailable in its silence."""
 
     def __init__(self, net: Network, index: EventIndex) -> None:
         self._net = net
@@ -171,7 +164,7 @@ class Explorer:
         """Return a model's tasks and edges, with the holders of each task."""
         event = await self._find_registration(model_id)
         if event is None:
-            raise NotFound(f"no model {model_id:.80} is registered")
+            raise Refused(f"no model {model_id:.80} is registered", status=404)
         holders = count_holders(await self._fetch_snapshot_or_none())
         totals, revenue, retired, labels = await asyncio.gather(
             asyncio.to_thread(self._index.sum_roles, model_id),
@@ -298,7 +291,7 @@ class Explorer:
         entries = snapshot.entries if snapshot else ()
         entry = next((entry for entry in entries if entry.node == address), None)
         if not totals and entry is None:
-            raise NotFound(f"nothing on the chain concerns account {address:.80}")
+            raise Refused(f"nothing on the chain concerns account {address:.80}", status=404)
         registered = await self._net.chain.call("nodes", "nodeOf", address)
         times = await self._fetch_times(events)
         return {
@@ -387,7 +380,7 @@ class Explorer:
     async def _list_history(self, execution_id: str) -> list[ChainEvent]:
         found = await asyncio.to_thread(self._index.list_of_executions, [execution_id])
         if not found[execution_id]:
-            raise NotFound(f"the chain knows no execution {execution_id:.80}")
+            raise Refused(f"the chain knows no execution {execution_id:.80}", status=404)
         return found[execution_id]
 
     async def _find_registration(self, model_id: str) -> ChainEvent | None:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -151,24 +151,17 @@ class SplitServer:
             raise web.HTTPRequestEntityTooLarge(split.MAX_MESSAGE_BYTES, len(body))
         is_binary = request.content_type == _BINARY
         asked, tensor = split.decode_binary(body) if is_binary else split.decode_text(body)
-        if isinstance(asked, split.Forward):
-            self._check_quote(request, asked, key)
-        answer, rows = await self._answer(asked, tensor, key)
+        answer, rows = await self._answer(asked, tensor, key, request.headers)
         if is_binary:
             data = split.encode_binary(answer, rows)
             return web.Response(body=data, content_type=_BINARY)
         text = split.encode_text(answer, rows, "pre_activations" if rows else "")
         return web.Response(text=text, content_type="application/json")
 
-    def _check_quote(self, request: web.Request, asked: split.Forward, key: ApiKey | None) -> None:
-        served = self._find(asked.model, key)
-        steps = served.cut.count_steps(asked.seq_len)
-        most = served.manifest.cost_micro_usdc(steps)
-        self._quotes.check(request.headers, served.name, most)
-
     async def _answer(
-        self, asked: Message, tensor: bytes, key: ApiKey | None
+        self, asked: Message, tensor: bytes, key: ApiKey | None, headers: Mapping[str, str]
     ) -> tuple[Message, bytes]:
+        """Answer a request; ``headers`` may limit its cost."""
         match asked:
             case split.Ping():
                 return split.Pong(), b""
@@ -183,11 +176,11 @@ class SplitServer:
                 self._sessions.end(asked.session_id, None if key is None else key.name)
                 return split.Ended(session_id=asked.session_id), b""
             case split.Forward():
-                return await self._forward(asked, tensor, key)
+                return await self._forward(asked, tensor, key, headers)
         raise TypeError(f"{type(asked).__name__} is no request")
 
     async def _forward(
-        self, asked: split.Forward, tensor: bytes, key: ApiKey | None
+        self, asked: split.Forward, tensor: bytes, key: ApiKey | None, headers: Mapping[str, str]
     ) -> tuple[Message, bytes]:
         began = time.monotonic()
         served = self._find(asked.model, key)
@@ -198,10 +191,11 @@ class SplitServer:
                 f"hidden_dim is {asked.hidden_dim}; that of model {served.name} is {cut.width}",
             )
         rows = split.decode_rows(asked, tensor)
+        most = served.manifest.cost_micro_usdc(cut.count_steps(asked.seq_len))
+        self._quotes.check(headers, served.name, most)
         if key is not None and not asked.incremental:
             self._access.check_rate(key)  # the rate counts texts, not tokens
         owner = None if key is None else key.name
-        most = served.manifest.cost_micro_usdc(cut.count_steps(asked.seq_len))
         async with self._access.charges.open(key, most, is_ordered=True) as charge:
             with self._sessions.use(asked, owner, served) as session:
                 try:
@@ -257,7 +251,7 @@ class SplitServer:
                 decode = split.decode_binary if is_binary else split.decode_text
                 key = await self._authorise(request)  # it may have been revoked since
                 asked, tensor = decode(message.data)
-                answer, rows = await self._answer(asked, tensor, key)
+                answer, rows = await self._answer(asked, tensor, key, {})
             except Exception as error:
                 answer = _describe(error)[0]
             try:

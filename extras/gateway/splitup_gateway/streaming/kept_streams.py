@@ -9,9 +9,8 @@ from typing import Any, Self
 
 from splitup.core import tuning
 from splitup_gateway.errors import ApiError
-from splitup_gateway.streaming.stream import Head, Note, Stream
+from splitup_gateway.streaming.stream import Head, KeptRequest, Note, Stream, StreamedCall
 from splitup_gateway.streaming.stream_files import StreamFile
-from splitup_gateway.streaming.streamed_calls import KeptRequest, StreamedCall
 
 RESTARTED = ApiError(
     "the server was started anew before the answer's end; send the request again",

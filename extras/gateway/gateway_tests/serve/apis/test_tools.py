@@ -14,6 +14,7 @@ from splitup_gateway.apis.requests import ChatRequest, parse_request
 from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.apis.tools import HERMES, LLAMA, CallParser, Toolbox, ToolCall
 from splitup_gateway.errors import ApiError
+from splitup_gateway.names import AnswerNames
 from tokenizers import Tokenizer
 
 from splitup.client.text.grammar import Grammar, Grammars
@@ -59,7 +60,7 @@ def make(template: str = QWEN, **fields: Any) -> Toolbox:
 
 def parse(toolbox: Toolbox, text: str, size: int) -> list[Any]:
     """Parse a text that comes in pieces; return texts, and names with arguments."""
-    parser, parts = CallParser(toolbox), []
+    parser, parts = CallParser(toolbox, AnswerNames()), []
     for start in range(0, len(text), size):
         parts += parser.push(text[start : start + size])
     found: list[Any] = []
