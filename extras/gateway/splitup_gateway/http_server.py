@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from aiohttp import web
+from splitup_private.split import messages as split
 
 from splitup.client.leases import LeaseOptions, LeasePool
 from splitup.client.network import Network
@@ -42,7 +43,7 @@ from splitup_gateway.preparing import count_prompt, prepare
 from splitup_gateway.quotes import Quotes
 from splitup_gateway.replies import Asking, Replies, Reply, list_fields
 from splitup_gateway.served_models import ServedModels
-from splitup_gateway.split.server import SplitServer
+from splitup_gateway.split.server import SplitServer, describe_error
 from splitup_gateway.split.sessions import SessionOptions
 from splitup_gateway.streaming.kept_streams import RESTARTED
 from splitup_gateway.streaming.stream import Stream
@@ -165,9 +166,9 @@ class ApiServer:
             charged = charges.get(stream.id, OpenCharge(stream.id, stream.call.owner, 0))
             charging = self._access.charges.go_on(key, charged, left["limit"], used, stream.caller)
             async with charging as charge:
-                if asked is None or asked.path not in replies:
+                if asked is None or asked[0] not in replies:
                     raise RESTARTED
-                await replies[asked.path](Asking({}, key, stream, charge), parse_body(asked.body))
+                await replies[asked[0]](Asking({}, key, stream, charge), parse_body(asked[1]))
 
         self._streams.streams.resume(work)
 
@@ -316,14 +317,17 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
                 await response.prepare(request)
                 await response.write_eof()
         return response
-    except SplitUpError as error:
-        return _reply_error(request, translate(error))
     except web.HTTPException as error:
         reason = f"{request.method} {request.path:.200}: {error.reason}"
         return _reply_error(request, ApiError(reason, status=error.status))
     except (asyncio.CancelledError, ConnectionError):
         raise
-    except Exception:
+    except Exception as error:
+        if request.path.startswith(f"{split.PATH}/"):
+            answer, status, headers = describe_error(error)
+            return web.json_response(answer.model_dump(mode="json"), status=status, headers=headers)
+        if isinstance(error, SplitUpError):
+            return _reply_error(request, translate(error))
         _log.exception("%s %s failed", request.method, request.path)
         message = "internal error; the server's log has the details"
         return _reply_error(request, ApiError(message, status=500, kind="server_error"))

@@ -30,7 +30,6 @@ from splitup_gateway.apis.responses import ResponseForm
 from splitup_gateway.apis.streams import (
     answer,
     generate_all,
-    make_headers,
     replay,
     write_events,
     write_whole,
@@ -131,8 +130,7 @@ class Replies:
                 rows = await encode(served.pool, model, prepared, report, charge)
             finally:
                 charge.used = report.cost_micro_usdc
-        headers = make_headers([report]) | {"x-splitup-cost": str(charge.used)}
-        await answer(asking.stream, make_answer(model, asked, rows, report), headers)
+        await answer(asking.stream, make_answer(model, asked, rows, report), [report])
 
     async def _answer(
         self,

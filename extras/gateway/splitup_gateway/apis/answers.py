@@ -171,7 +171,6 @@ class CompletionForm(AnswerForm):
         }
 
     def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:
-        """Return the whole answer."""
         entries = []
         for choice in choices:
             entry: dict[str, Any] = {
@@ -196,7 +195,6 @@ class CompletionForm(AnswerForm):
         return [self._make([_chunk_choice(choice.index, delta=delta)], is_chunk=True)]
 
     def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return the events of a choice's next token, which added these parts to it."""
         logprobs = self._describe([piece], choice.length - len(piece.token.text))
         events = [self._make_delta(choice, part) for part in parts]
         if logprobs is not None:

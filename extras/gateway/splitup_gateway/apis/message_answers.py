@@ -38,15 +38,12 @@ class MessagesForm(AnswerForm):
         self._open: type[str | Thought] | None = None  # what the open block is of
 
     def tell(self, choice: AnswerChoice, note: str) -> bytes:
-        """Return a ping."""
         return self.encode({"type": "ping"}, note)
 
     def describe_error(self, error: ApiError, choices: Sequence[AnswerChoice]) -> Event:
-        """Return the event of an error that ends a stream early."""
         return describe_error(error)
 
     def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:
-        """Return the whole answer."""
         [choice] = choices
         return {
             **self._describe(),
@@ -56,7 +53,6 @@ class MessagesForm(AnswerForm):
         }
 
     def begin(self, choice: AnswerChoice) -> list[Event]:
-        """Return the events before the first token."""
         usage = {**_count_tokens(choice.report), "output_tokens": 0}
         message = {**self._describe(), "content": [], "stop_reason": None, "stop_sequence": None}
         return [
@@ -65,11 +61,9 @@ class MessagesForm(AnswerForm):
         ]
 
     def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return the events of one token."""
         return [event for part in parts for event in self._add_part(part)]
 
     def end(self, choice: AnswerChoice, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return the events after the last token."""
         return [event for part in parts for event in self._add_part(part)] + self._end_block()
 
     def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:

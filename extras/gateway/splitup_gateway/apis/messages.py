@@ -280,16 +280,9 @@ class MessagesRequest(CountRequest):
     seed: int | None = None  # of this server
 
     def _make_fields(self) -> dict[str, Any]:
-        return {
-            **super()._make_fields(),
-            "max_tokens": self.max_tokens,
-            "stop": self.stop_sequences,
-            "stream": self.stream,
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "seed": self.seed,
-        }
+        same = ("max_tokens", "stream", "temperature", "top_k", "top_p", "seed")
+        fields = {name: getattr(self, name) for name in same}
+        return {**super()._make_fields(), **fields, "stop": self.stop_sequences}
 
 
 def _convert_tool(tool: MessageTool) -> dict[str, Any]:

@@ -197,28 +197,22 @@ class OllamaForm(AnswerForm):
     began_ns: int = field(default_factory=time.perf_counter_ns)
 
     def encode(self, event: Event, note: str = "") -> bytes:
-        """Return a line."""
         return json.dumps(event, ensure_ascii=False).encode() + b"\n"
 
     def tell(self, choice: AnswerChoice, note: str) -> bytes:
-        """Return a line that adds nothing."""
         return self.encode({**self._make([]), "done": False})
 
     def describe_error(self, error: ApiError, choices: Sequence[AnswerChoice]) -> Event:
-        """Return an error as Ollama's clients read it."""
         return describe_error(error)
 
     def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:
-        """Return the whole answer."""
         [choice] = choices
         return {**self._make(choice.parts), **self._make_end(choice)}
 
     def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return a line of what a token added."""
         return [{**self._make(parts), "done": False}] if parts else []
 
     def end(self, choice: AnswerChoice, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return the last lines."""
         ended = {**self._make([]), **self._make_end(choice)}
         return [*([{**self._make(parts), "done": False}] if parts else []), ended]
 

@@ -35,6 +35,7 @@ MAX_CHOICES: Final = 16  # texts of one request: ``n`` times the number of promp
 MAX_PROMPTS: Final = 16
 MAX_MESSAGES: Final = 2_048
 DEFAULT_COMPLETION_TOKENS: Final = 16
+Texts = str | list[TokenId] | list[str | list[TokenId]]  # one, or several; as tokens, too
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -303,7 +304,7 @@ class ChatRequest(_Generation, Conversing):
 class CompletionRequest(_Generation):
     """POST /v1/completions."""
 
-    prompt: str | list[TokenId] | list[str | list[TokenId]]
+    prompt: Texts
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: Literal[False] | None = None
@@ -313,15 +314,19 @@ class CompletionRequest(_Generation):
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each a text or tokens; raises ApiError for none or too many."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        tokens = [item for item in self.prompt if isinstance(item, int)]
-        if tokens:
-            return [tokens]
-        several = [item for item in self.prompt if not isinstance(item, int)]
-        if not 1 <= len(several) <= MAX_PROMPTS:
-            raise ApiError(f"give 1 to {MAX_PROMPTS} prompts, not {len(several)}", param="prompt")
-        return several
+        return list_texts("prompt", self.prompt, MAX_PROMPTS)
+
+
+def list_texts(field: str, given: Texts, most: int) -> list[str | list[int]]:
+    """Return the texts of a field, each a string or tokens; raise ApiError for too many."""
+    if isinstance(given, str):
+        return [given]
+    if tokens := [item for item in given if isinstance(item, int)]:
+        return [tokens]
+    several = [item for item in given if not isinstance(item, int)]
+    if not 1 <= len(several) <= most:
+        raise ApiError(f"give 1 to {most} {field}s, not {len(several)}", param=field)
+    return several
 
 
 def parse_body(body: bytes) -> object:

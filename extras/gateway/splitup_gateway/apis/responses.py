@@ -30,7 +30,6 @@ class ResponseForm(AnswerForm):
         self._events = 0
 
     def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:
-        """Return the whole answer."""
         [choice] = choices
         is_cut = choice.report.finish_reason == "length"
         parts = choice.parts or [""]
@@ -42,7 +41,6 @@ class ResponseForm(AnswerForm):
         }
 
     def begin(self, choice: AnswerChoice) -> list[Event]:
-        """Return the events before the first token."""
         started = {**self._describe("in_progress"), "output": [], "usage": None}
         return [
             self._make("response.created", response=started),
@@ -63,7 +61,6 @@ class ResponseForm(AnswerForm):
         return {"type": "response.failed", "sequence_number": self._events, "response": response}
 
     def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return the events of one token."""
         logprobs = list_logprobs([piece])
         events = []
         for part in parts:
@@ -72,7 +69,6 @@ class ResponseForm(AnswerForm):
         return events
 
     def end(self, choice: AnswerChoice, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return the events after the last token."""
         events = []
         for part in parts or [""] * (not choice.parts):
             events += self._add_part(choice, part, [])
@@ -142,7 +138,6 @@ class ResponseForm(AnswerForm):
         return [*told, self._make("response.output_item.done", output_index=index, item=item)]
 
     def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:
-        """Return the event with the whole answer."""
         answer = self.make_answer(choices)
         return [self._make(f"response.{answer['status']}", response=answer)]
 

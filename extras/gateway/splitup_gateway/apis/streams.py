@@ -59,15 +59,13 @@ async def write_whole(
             choice.finish()
         else:
             choice.append(piece)
-    reports = [choice.report for choice in choices]
+    await answer(stream, form.make_answer(choices), [choice.report for choice in choices])
+
+
+async def answer(stream: Stream, body: object, reports: Sequence[Report]) -> None:
+    """Give a whole answer, and what it cost."""
     cost = sum(report.total_micro_usdc for report in reports)
-    await answer(
-        stream, form.make_answer(choices), make_headers(reports) | {"x-splitup-cost": str(cost)}
-    )
-
-
-async def answer(stream: Stream, body: object, headers: dict[str, str]) -> None:
-    """Give a whole answer."""
+    headers = make_headers(reports) | {"x-splitup-cost": str(cost)}
     stream.begin(Head("application/json", headers, is_streamed=False))
     await stream.append([json.dumps(body).encode()])
 

@@ -82,16 +82,6 @@ class DeviceSession:
         return cost(self.steps) - cost(self.steps - self.submitted)
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """What a forward gave, and what it took."""
-
-    rows: Array
-    execution_id: str
-    wait_s: float
-    nodes_s: float
-
-
 class DeviceSessions:
     """All sessions of one server."""
 
@@ -233,11 +223,12 @@ class DeviceSessions:
 
     async def compute(
         self, session: DeviceSession, request: Forward, rows: Array, principal: str
-    ) -> Computed:
+    ) -> tuple[Array, Lease, float, float]:
         """Feed rows to the nodes at the session's position; the session holds them afterwards.
 
-        ``principal`` is whose execution it is. Raises SplitError when the execution that holds the
-        earlier rows has no room or has failed.
+        ``principal`` is whose execution it is. Returns the rows that nodes gave, on which lease,
+        and the seconds that it waited and that nodes took. Raises SplitError when the execution
+        that holds the earlier rows has no room or has failed.
         """
         began = time.monotonic()
         session.submitted = 0
@@ -260,12 +251,7 @@ class DeviceSessions:
                 self._drop(session, "evicted")  # its layers cannot go back to this position
             raise
         session.rows = request.position + request.seq_len
-        return Computed(
-            np.concatenate(outputs),
-            lease.session.execution_id,
-            sent - began,
-            time.monotonic() - sent,
-        )
+        return np.concatenate(outputs), lease, sent - began, time.monotonic() - sent
 
     async def _get_lease(
         self, session: DeviceSession, request: Forward, steps: int, principal: str

@@ -29,14 +29,6 @@ _INTERNAL = ApiError(
 
 
 @dataclass(frozen=True, slots=True)
-class KeptRequest:
-    """A request, for the server that goes on with its answer."""
-
-    path: str
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class StreamedCall:
     """A request as far as it tells whether another one is the same.
 
@@ -49,7 +41,8 @@ class StreamedCall:
     key: str = ""
     retries: int | None = None
     patience_s: float | None = None  # that its client waits for a byte, None when it does not say
-    asked: KeptRequest | None = None  # None when it is too large to be kept
+    # path and body, for the server that goes on with its answer; None when they are too large
+    asked: tuple[str, bytes] | None = None
 
     @classmethod
     def make(cls, owner: str, path: str, body: bytes, headers: Mapping[str, str]) -> StreamedCall:
@@ -66,7 +59,7 @@ class StreamedCall:
         waits = headers.get("x-stainless-read-timeout") or headers.get("x-stainless-timeout", "")
         patience_s = float(waits) if _SECONDS.fullmatch(waits) else None
         digest = hashlib.sha256(path.encode() + b"\n" + body).digest()
-        asked = KeptRequest(path, body) if len(body) <= tuning.STREAM_REQUEST_BYTES else None
+        asked = (path, body) if len(body) <= tuning.STREAM_REQUEST_BYTES else None
         return cls(owner, digest, key, retries, patience_s, asked)
 
 
@@ -216,7 +209,7 @@ class Stream:
     # ---- readers -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def attach(self, after: int = 0) -> Iterator[Reader]:
+    def attach(self, after: int = 0) -> Iterator[AsyncIterator[bytes]]:
         """Read on after so many events; raise ApiError (410) when some of the rest are gone."""
         if after < self._first:
             raise ApiError(
@@ -226,7 +219,7 @@ class Stream:
                 code="stream_gone",
             )
         self._stop_waiting()
-        reader = Reader(self)
+        reader = object()
         # a client may have had events that a machine lost with its power: they come again
         is_ahead = self._is_cut and not self.is_ended
         self._at[reader] = after if is_ahead else min(after, self.count - self._again)
@@ -235,7 +228,7 @@ class Stream:
         patience_s = None if is_streamed else self.call.patience_s
         self.caller.come(asyncio.get_running_loop().time(), patience_s)
         try:
-            yield reader
+            yield self._read(reader)
         finally:
             self._left_at = self._at.pop(reader)
             self._tell()
@@ -266,7 +259,7 @@ class Stream:
         assert self.head is not None
         return self.head
 
-    async def read(self, reader: Reader) -> AsyncIterator[bytes]:
+    async def _read(self, reader: object) -> AsyncIterator[bytes]:
         """Yield what a reader has not had, as it comes."""
         while True:
             at = self._at[reader]
@@ -283,13 +276,3 @@ class Stream:
                 return
             else:
                 await self._changed.wait()
-
-
-@dataclass(eq=False, slots=True)
-class Reader:
-    """A connection that reads a stream."""
-
-    stream: Stream
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self.stream.read(self)
