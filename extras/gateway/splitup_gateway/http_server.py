@@ -125,7 +125,7 @@ class ApiServer:
 
     @property
     def private_models(self) -> tuple[str, ...]:
-        """AnswerNames of the models that are served to devices."""
+        """Names of the models that are served to devices."""
         return () if self._split is None else tuple(self._split.pools)
 
     @property

@@ -12,8 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from splitup_gateway.apis.formats import RequestFields
-from splitup_gateway.apis.image_parts import TextPart
+from splitup_gateway.apis.formats import RequestFields, TextPart
 from splitup_gateway.apis.requests import MAX_MESSAGES, ChatRequest, ReasoningEffort, parse_request
 from splitup_gateway.apis.tools import MAX_TOOLS, FunctionName
 from splitup_gateway.errors import ApiError
@@ -163,6 +162,11 @@ class MessageTool(RequestFields):
             raise ValueError('the input of a tool is an object: "type": "object"')
         return self
 
+    def convert(self) -> dict[str, Any]:
+        """Return it as chats name it."""
+        function = {"name": self.name, "description": self.description, "strict": self.strict}
+        return {"type": "function", "function": {**function, "parameters": self.input_schema}}
+
 
 class MessageToolChoice(RequestFields):
     """Whether tools are called: "any" says that one must be, "tool" which one."""
@@ -257,7 +261,7 @@ class CountRequest(RequestFields):
         if self.thinking is not None:
             fields["reasoning"] = {"enabled": self.thinking.type != "disabled"}
         if self.tools:
-            fields["tools"] = [_convert_tool(tool) for tool in self.tools]
+            fields["tools"] = [tool.convert() for tool in self.tools]
         if self.tool_choice is not None:
             fields |= self.tool_choice.convert()
         if (config := self.output_config) is not None:
@@ -283,18 +287,6 @@ class MessagesRequest(CountRequest):
         same = ("max_tokens", "stream", "temperature", "top_k", "top_p", "seed")
         fields = {name: getattr(self, name) for name in same}
         return {**super()._make_fields(), **fields, "stop": self.stop_sequences}
-
-
-def _convert_tool(tool: MessageTool) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.input_schema,
-            "strict": tool.strict,
-        },
-    }
 
 
 def _join(content: str | Sequence[TextBlock]) -> str:

@@ -149,16 +149,11 @@ class OllamaChatRequest(_OllamaRequest):
             if message.thinking and message.role == "assistant":
                 known["reasoning_content"] = message.thinking
             if message.tool_calls:
-                calls = [
-                    {
-                        "id": call.id or f"call_{place}_{number}",
-                        "function": {
-                            "name": call.function.name,
-                            "arguments": json.dumps(call.function.arguments),
-                        },
-                    }
-                    for number, call in enumerate(message.tool_calls)
-                ]
+                calls = []
+                for number, call in enumerate(message.tool_calls):
+                    arguments = json.dumps(call.function.arguments)
+                    function = {"name": call.function.name, "arguments": arguments}
+                    calls.append({"id": call.id or f"call_{place}_{number}", "function": function})
                 known["tool_calls"] = calls
                 waiting = [str(call["id"]) for call in calls]
             if message.role == "tool":

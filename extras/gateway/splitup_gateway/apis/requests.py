@@ -17,8 +17,15 @@ from splitup.client.text.grammar import Grammar
 from splitup.core.codec import parse_json
 from splitup.decode.adjusted_sampler import MAX_TOP_LOGPROBS, Adjustments
 from splitup.decode.sampler import Sampler
-from splitup_gateway.apis.formats import AnswerFormat, RequestFields, TokenId
-from splitup_gateway.apis.image_parts import ImagePart, TextPart, join_content, list_images
+from splitup_gateway.apis.formats import (
+    AnswerFormat,
+    ImagePart,
+    RequestFields,
+    TextPart,
+    TokenId,
+    join_content,
+    list_images,
+)
 from splitup_gateway.apis.tools import (
     MAX_TOOLS,
     AllowedChoice,

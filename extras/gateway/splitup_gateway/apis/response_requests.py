@@ -9,12 +9,12 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from splitup.decode.adjusted_sampler import MAX_TOP_LOGPROBS
 from splitup_gateway.apis.formats import (
+    Detail,
     FlatAnswerFormat,
     FlatJsonSchemaFormat,
     RequestFields,
     TextFormat,
 )
-from splitup_gateway.apis.image_parts import Detail
 from splitup_gateway.apis.requests import (
     MAX_MESSAGES,
     ChatRequest,

@@ -107,21 +107,15 @@ class Explorer:
 
     async def list_models(self, before: EventPlace | None = None) -> View:
         """Return a page of registered models, the latest first."""
-        events = await asyncio.to_thread(
-            self._index.list_events, names=["ModelRegistered"], before=before, limit=PAGE + 1
-        )
+        events = await self._list_events(names=["ModelRegistered"], before=before, limit=PAGE + 1)
         holders = count_holders(await self._fetch_snapshot_or_none())
         rows = [describe_model(event, holders) for event in events[:PAGE]]
         return {"models": rows, "next": get_next(events)}
 
     async def list_executions(self, subject: str = "", before: EventPlace | None = None) -> View:
         """Return a page of requests, the latest first: of all, or of one client or model."""
-        events = await asyncio.to_thread(
-            self._index.list_events,
-            subject,
-            names=["RequestNodeSelections"],
-            before=before,
-            limit=PAGE + 1,
+        events = await self._list_events(
+            subject, names=["RequestNodeSelections"], before=before, limit=PAGE + 1
         )
         return {
             "executions": await self._describe_executions(events[:PAGE]),
@@ -169,7 +163,7 @@ class Explorer:
         totals, revenue, retired, labels = await asyncio.gather(
             asyncio.to_thread(self._index.sum_roles, model_id),
             asyncio.to_thread(self._index.sum_costs, model_id),
-            asyncio.to_thread(self._index.list_events, model_id, names=["ModelRetired"], limit=1),
+            self._list_events(model_id, names=["ModelRetired"], limit=1),
             self._fetch_labels(model_id),
         )
         requests = totals["model"].count - 1 - len(retired) if "model" in totals else 0
@@ -285,7 +279,7 @@ class Explorer:
         """Return what an account is, earned and lost, and a page of its events."""
         totals, events, snapshot = await asyncio.gather(
             asyncio.to_thread(self._index.sum_roles, address),
-            asyncio.to_thread(self._index.list_events, address, before=before, limit=PAGE + 1),
+            self._list_events(address, before=before, limit=PAGE + 1),
             self._fetch_snapshot_or_none(),
         )
         entries = snapshot.entries if snapshot else ()
@@ -350,8 +344,8 @@ class Explorer:
                 )
             ),
             self._fetch_snapshot_or_none(),
-            asyncio.to_thread(self._index.list_events, "committee", limit=PAGE),
-            asyncio.to_thread(self._index.list_events, names=["PlanAccepted"], limit=RANDOMNESS),
+            self._list_events("committee", limit=PAGE),
+            self._list_events(names=["PlanAccepted"], limit=RANDOMNESS),
         )
         times = await self._fetch_times(events)
         return {
@@ -377,6 +371,9 @@ class Explorer:
 
     # ---- lookups -------------------------------------------------------------------------------
 
+    async def _list_events(self, subject: str = "", **limits: Any) -> list[ChainEvent]:
+        return await asyncio.to_thread(self._index.list_events, subject, **limits)
+
     async def _list_history(self, execution_id: str) -> list[ChainEvent]:
         found = await asyncio.to_thread(self._index.list_of_executions, [execution_id])
         if not found[execution_id]:
@@ -384,9 +381,7 @@ class Explorer:
         return found[execution_id]
 
     async def _find_registration(self, model_id: str) -> ChainEvent | None:
-        events = await asyncio.to_thread(
-            self._index.list_events, model_id, names=["ModelRegistered"], limit=1
-        )
+        events = await self._list_events(model_id, names=["ModelRegistered"], limit=1)
         return events[0] if events else None
 
     async def _find_model_name(self, model_id: str) -> str:
@@ -401,9 +396,7 @@ class Explorer:
         return [task.label for task in model.manifest.tasks]
 
     async def _name_tasks(self, resident: Iterable[str]) -> list[View]:
-        events = await asyncio.to_thread(
-            self._index.list_events, names=["ModelRegistered"], limit=MODELS_SEARCHED
-        )
+        events = await self._list_events(names=["ModelRegistered"], limit=MODELS_SEARCHED)
         names = {
             task["taskId"][2:]: {
                 "model": event.args["name"],

@@ -30,6 +30,7 @@ from splitup_gateway.split.models import SplitModel
 
 KNOWN_GONE: Final = 4_096  # sessions that ended, whose ids are remembered
 _ID_BYTES: Final = 24
+_Reason = Literal["evicted", "ended"]
 _ORIGIN: Final = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:\d{1,5})?")
 
 
@@ -88,7 +89,7 @@ class DeviceSessions:
     def __init__(self, options: SessionOptions) -> None:
         self.options = options
         self._sessions: OrderedDict[str, DeviceSession] = OrderedDict()  # least recent first
-        self._gone: OrderedDict[str, tuple[str | None, Literal["evicted", "ended"]]] = OrderedDict()
+        self._gone: OrderedDict[str, tuple[str | None, _Reason]] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -187,9 +188,7 @@ class DeviceSessions:
             _check_idle(session)
             self._drop(session, "ended")
 
-    def _drop(
-        self, session: DeviceSession, reason: Literal["evicted", "ended"]
-    ) -> asyncio.Task[None]:
+    def _drop(self, session: DeviceSession, reason: _Reason) -> asyncio.Task[None]:
         """Forget a session; its lease goes back when it has computed what it computes."""
         if self._sessions.get(session.id) is session:
             del self._sessions[session.id]
@@ -199,7 +198,7 @@ class DeviceSessions:
         task.add_done_callback(self._closing.discard)
         return task
 
-    def _remember(self, name: str, owner: str | None, reason: Literal["evicted", "ended"]) -> None:
+    def _remember(self, name: str, owner: str | None, reason: _Reason) -> None:
         self._gone[name] = owner, reason
         self._gone.move_to_end(name)
         while len(self._gone) > KNOWN_GONE:
