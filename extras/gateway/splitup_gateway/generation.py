@@ -8,9 +8,10 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from splitup.client.execution.session import Session
+from splitup.client.images.image_prompts import PromptImages
 from splitup.client.leases import Lease, LeasePool, Totals
 from splitup.client.text.drafting import Speculation
 from splitup.client.text.generation import TextModel, Token, generate_tokens, make_decoder
@@ -23,9 +24,6 @@ from splitup.decode.stop import StopFilter
 from splitup.graph.manifest import Manifest
 from splitup.net.metrics import make_histogram
 from splitup_gateway.charges import Charge
-
-if TYPE_CHECKING:
-    from splitup_gateway.image_towers import RequestImages
 
 _log = logging.getLogger("splitup.serve")
 
@@ -184,6 +182,12 @@ def check_room(
     return max_tokens if max_tokens is not None else min(default, room)
 
 
+# returns the images of a request at their places in a prompt, as far as they are not cached
+PlaceImages: TypeAlias = Callable[
+    [GenerationOptions, Sequence[range], int, Report], Awaitable[PromptImages]
+]
+
+
 async def generate_text(
     pool: LeasePool,
     model: TextModel,
@@ -191,7 +195,7 @@ async def generate_text(
     report: Report,
     charge: Charge,
     speculate: Speculate | None = None,
-    images: RequestImages | None = None,
+    images: PlaceImages | None = None,
 ) -> AsyncGenerator[Piece, None]:
     """Yield the tokens of a text, and fill in ``report``; ``charge`` says for whom it is.
 
@@ -248,7 +252,7 @@ async def _generate(
     options: GenerationOptions,
     report: Report,
     speculate: Speculate | None,
-    images: RequestImages | None,
+    images: PlaceImages | None,
 ) -> AsyncGenerator[Piece, None]:
     sampler: Sampler | AdjustedSampler = options.sampler
     choices: list[Choice] = []
@@ -264,7 +268,7 @@ async def _generate(
     request = options.make_request(model, sampler, cached)
     placed = None
     if images is not None and options.images:
-        placed = await images.place(options, request.images, cached, report)
+        placed = await images(options, request.images, cached, report)
     ends = StopFilter(options.stop, len(options.told))
     report.fed_tokens = 0
     if not options.told:

@@ -163,7 +163,7 @@ class Replies:
                 more = charge.used + served.compute_price(prepared) - charge.most
                 if more > 0 and not await charge.cover(more):
                     raise RESTARTED
-            images = None if served.tower is None else RequestImages(served.tower, charge)
+            images = None if served.tower is None else RequestImages(served.tower, charge).place
             left = [choice for choice in choices if not choice.is_ended]
             pieces = generate_all(
                 *(served.pool, served.speculate, model, prepared.texts, left), charge, images

@@ -18,11 +18,11 @@ from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import (
     GenerationOptions,
     Piece,
+    PlaceImages,
     Report,
     Speculate,
     generate_text,
 )
-from splitup_gateway.image_towers import RequestImages
 from splitup_gateway.streaming.stream import Head, Stream
 
 
@@ -33,7 +33,7 @@ async def generate_all(
     texts: Sequence[GenerationOptions],
     choices: Sequence[AnswerChoice],
     charge: Charge,
-    images: RequestImages | None = None,
+    images: PlaceImages | None = None,
 ) -> AsyncGenerator[tuple[AnswerChoice, Piece | None], None]:
     """Yield the tokens of all choices, one choice after the other; None ends a choice.
 
