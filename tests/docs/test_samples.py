@@ -28,6 +28,7 @@ from splitup_edge.export.plan import plan_export
 from splitup_edge.export.showing import render_export
 from splitup_gateway.apis.answers import AnswerChoice, CompletionForm
 from splitup_gateway.generation import Piece, Report
+from splitup_gateway.names import AnswerNames
 from splitup_node.cli import audit, status
 from splitup_oracle.member.shell import Member
 from tokenizers import Tokenizer
@@ -353,6 +354,7 @@ def test_events_are_shown_as_they_are_sent() -> None:
         SimpleNamespace(name="packages-4m"),  # type: ignore[arg-type]
         is_chat=False,
         wants_usage=False,
+        names=AnswerNames(),
     )
     choice = AnswerChoice(0, Report((1,)))
     piece = Piece(Token(1, " the"), None)

@@ -21,14 +21,6 @@ MOST_BODIES_OF_ONE: Final = 8  # principal
 
 
 @dataclass(slots=True)
-class _Bucket:
-    """How many requests a key may begin now; it fills up within a minute."""
-
-    left: float
-    at: float
-
-
-@dataclass(slots=True)
 class Access:
     """Checks requests against the keys in a database, as they are when a request comes.
 
@@ -40,7 +32,8 @@ class Access:
     needs_keys: bool = False
     clock: Callable[[], float] = monotonic
     charges: Charges = field(init=False)
-    _buckets: dict[str, _Bucket] = field(default_factory=dict)
+    # how many requests a key may begin, and when that was so; it fills up within a minute
+    _buckets: dict[str, tuple[float, float]] = field(default_factory=dict)
     _bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_BODIES))
     _bodies_of: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
@@ -102,11 +95,11 @@ class Access:
         if key.requests_per_minute is None:
             return
         now, most = self.clock(), float(key.requests_per_minute)
-        bucket = self._buckets.setdefault(key.name, _Bucket(most, now))
-        bucket.left = min(most, bucket.left + (now - bucket.at) * most / 60)
-        bucket.at = now
-        if bucket.left < 1:
-            wait_s = (1 - bucket.left) * 60 / most
+        left, at = self._buckets.get(key.name, (most, now))
+        left = min(most, left + (now - at) * most / 60)
+        self._buckets[key.name] = (left - 1 if left >= 1 else left), now
+        if left < 1:
+            wait_s = (1 - left) * 60 / most
             raise ApiError(
                 f"key '{key.name}' may send {key.requests_per_minute} requests a minute",
                 status=429,
@@ -114,7 +107,6 @@ class Access:
                 code="rate_limit_exceeded",
                 headers={"Retry-After": str(int(wait_s) + 1)},
             )
-        bucket.left -= 1
 
     async def read_body(self, request: web.Request, key: ApiKey | None) -> bytes:
         """Return a request's body; few large ones are read at once, and fewer of one principal."""

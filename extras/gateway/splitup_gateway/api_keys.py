@@ -27,8 +27,6 @@ from splitup.storage.private_files import open_database
 PREFIX: Final = "sk-splitup-"
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,64}")
 _METADATA: Final = sql.MetaData()
-# keys of one group share what caches hold
-_GROUP: Final = sql.Column("cache_group", sql.String(64), nullable=False, server_default="")
 _KEYS: Final = sql.Table(
     "api_keys",
     _METADATA,
@@ -40,7 +38,8 @@ _KEYS: Final = sql.Table(
     sql.Column("models", sql.Text, nullable=False),  # names, one a line; "": all
     sql.Column("created_s", sql.BigInteger, nullable=False),
     sql.Column("is_revoked", sql.Boolean, nullable=False),
-    _GROUP,
+    # keys of one group share what caches hold
+    sql.Column("cache_group", sql.String(64), nullable=False, server_default=""),
 )
 _CHARGES: Final = sql.Table(
     "open_charges",
@@ -122,13 +121,10 @@ class ApiKeys:
         try:
             name = sql.make_url(url).render_as_string(hide_password=True)
             engine = open_database(url)
-            if (
-                engine.dialect.name == "sqlite"
-            ):  # writes to the disk once for each change, not thrice
-                with engine.connect() as connection:
+            if engine.dialect.name == "sqlite":
+                with engine.connect() as connection:  # writes once for each change, not thrice
                     connection.execute(sql.text("PRAGMA journal_mode = WAL"))
             _METADATA.create_all(engine)
-            _add_group(engine)
         except (exc.SQLAlchemyError, ImportError, OSError) as error:
             raise ConfigurationError(
                 f"the database of API keys {name} cannot be opened: {_shorten(error)}"
@@ -275,14 +271,6 @@ class ApiKeys:
             raise
         except exc.SQLAlchemyError as error:
             raise Unavailable(f"the database of API keys failed: {_shorten(error)}") from None
-
-
-def _add_group(engine: sql.Engine) -> None:
-    """Add the column that a table of an earlier version lacks."""
-    if _GROUP.name not in {each["name"] for each in sql.inspect(engine).get_columns(_KEYS.name)}:
-        column = sql.schema.CreateColumn(_GROUP).compile(engine)
-        with engine.begin() as connection:
-            connection.execute(sql.text(f"ALTER TABLE {_KEYS.name} ADD COLUMN {column}"))
 
 
 def _hash(secret: str) -> str:

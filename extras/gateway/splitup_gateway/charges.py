@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from splitup.client.inputs import format_usdc
 from splitup.client.queueing import Caller
@@ -25,7 +25,7 @@ from splitup_gateway.errors import ApiError
 
 if TYPE_CHECKING:
     from splitup.client.leases import Lease, LeasePool
-    from splitup.client.outcome import Receipt
+    from splitup.client.network import Network
 
 _log = logging.getLogger("splitup.serve")
 
@@ -99,16 +99,6 @@ class Charge:
             _log.warning("what a request orders is not kept, should this server die: %s", error)
 
 
-class ReceiptSource(Protocol):
-    """What tells how executions were closed, and what a model costs: a network."""
-
-    async def receipt(self, execution_id: str, *, timeout_s: float | None = None) -> Receipt:
-        """Return how an execution was closed; raise Unavailable while it is open."""
-
-    async def fetch_model(self, name: str) -> Any:
-        """Return a model with its manifest."""
-
-
 class Charges:
     """What the requests of one server are charged, and those that an earlier one has left.
 
@@ -138,25 +128,18 @@ class Charges:
         insufficient_quota) beyond the key's budget.
         """
         charge = Charge(get_principal(key), most, limit, caller=caller or Caller())
-        if self._keys is None or key is None:
-            yield charge
-            return
-        charge.id, charge.server = name or secrets.token_hex(16), self.server
-        charge.name, charge.keys = key.name, self._keys
-        self._own[charge.id] = None
-        try:
-            given = key.name, charge.id, most, self.server, most if is_ordered else 0
-            if not await asyncio.to_thread(self._keys.charge, *given):
+        charge.id = name or secrets.token_hex(16)
+        async with self._hold(charge, key):
+            given = charge.name, charge.id, most, self.server, most if is_ordered else 0
+            if charge.keys is not None and not await asyncio.to_thread(charge.keys.charge, *given):
                 raise ApiError(
                     f"the request may cost {format_usdc(most)}, which the budget of key "
-                    f"'{key.name}' no longer covers; ask for fewer tokens, or for a larger budget",
+                    f"'{charge.name}' no longer covers; ask for fewer tokens, or a larger budget",
                     status=429,
                     kind="insufficient_quota",
                     code="insufficient_quota",
                 )
             yield charge
-        finally:
-            await self._close(charge)
 
     @asynccontextmanager
     async def go_on(
@@ -167,21 +150,24 @@ class Charges:
         Nothing is awaited before the charge is there, so that it is closed in any case.
         """
         charge = Charge(get_principal(key), left.amount_micro_usdc, limit, used, caller=caller)
-        if self._keys is None or key is None:
+        charge.id, charge.earlier = left.id, used
+        async with self._hold(charge, key):
             yield charge
+
+    @asynccontextmanager
+    async def _hold(self, charge: Charge, key: ApiKey | None) -> AsyncIterator[None]:
+        """Let a key pay for a charge, and close it in the end; without keys nobody pays."""
+        if self._keys is None or key is None:
+            yield
             return
-        charge.id, charge.server, charge.earlier = left.id, self.server, used
-        charge.name, charge.keys = key.name, self._keys
+        charge.name, charge.keys, charge.server = key.name, self._keys, self.server
         self._own[charge.id] = None
         try:
-            yield charge
+            yield
         finally:
-            await self._close(charge)
-
-    async def _close(self, charge: Charge) -> None:
-        self._own[charge.id] = charge.used
-        # shielded: a client that leaves must not keep what is left
-        await asyncio.shield(asyncio.create_task(self._finish(charge)))
+            self._own[charge.id] = charge.used
+            # shielded: a client that leaves must not keep what is left
+            await asyncio.shield(asyncio.create_task(self._finish(charge)))
 
     async def _finish(self, charge: Charge) -> None:
         if charge.noting is not None:
@@ -200,7 +186,7 @@ class Charges:
         found = await asyncio.to_thread(self._keys.list_charges, self.server)
         return {one.id: one for one in found if one.id not in self._own}
 
-    async def settle_left(self, chain: ReceiptSource) -> None:
+    async def settle_left(self, chain: Network) -> None:
         """Close what a killed server has left, and what could not be closed here, for ever."""
         while self._keys is not None:
             with contextlib.suppress(Unavailable):  # of a database that fails: tried again
@@ -211,7 +197,7 @@ class Charges:
                     await self._settle(chain, left)
             await asyncio.sleep(LOOK_S)
 
-    async def _settle(self, chain: ReceiptSource, left: OpenCharge) -> None:
+    async def _settle(self, chain: Network, left: OpenCharge) -> None:
         """Close what a killed server has left once all that it ordered is settled."""
         assert self._keys is not None
         used = left.used_micro_usdc

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from splitup.core.errors import (
@@ -10,6 +12,7 @@ from splitup.core.errors import (
     ChainUnavailable,
     ExecutionFailed,
     InvalidInput,
+    InvalidModel,
     PeerFault,
     Refused,
     SplitUpError,
@@ -50,6 +53,17 @@ class ApiError(SplitUpError):
                 "code": self.code,
             }
         }
+
+
+@contextlib.contextmanager
+def name_field(param: str, code: str | None = None, lead: str = "") -> Iterator[None]:
+    """Raise InvalidInput as an ApiError that names the field at fault, after words that lead in."""
+    try:
+        yield
+    except InvalidModel:
+        raise  # no field's fault
+    except InvalidInput as error:
+        raise ApiError(f"{lead}{error}", param=param, code=code) from None
 
 
 def translate(error: SplitUpError) -> ApiError:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from splitup.client.execution.session import Session
 from splitup.client.images.image_prompts import PromptImages
@@ -22,11 +22,16 @@ from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler, TokenChooser
 from splitup.decode.stop import StopFilter
 from splitup.graph.manifest import Manifest
+from splitup.net.metrics import make_histogram
 from splitup_gateway.charges import Charge
-from splitup_gateway.metrics import FIRST_TOKEN
 
 _log = logging.getLogger("splitup.serve")
 
+FIRST_TOKEN: Final = make_histogram(
+    "splitup_serve_first_token_seconds",
+    "Time from a request for a text to its first token.",
+    (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 15),
+)
 FinishReason = Literal["stop", "length"]
 Speculate: TypeAlias = Callable[[], Awaitable[Speculation]]  # what the next text drafts with
 DEFAULT_CHAT_TOKENS: Final = 1_024  # when a chat names no limit; less where the model has less room
@@ -177,14 +182,10 @@ def check_room(
     return max_tokens if max_tokens is not None else min(default, room)
 
 
-class PlacesImages(Protocol):
-    """The images of a request."""
-
-    async def place(
-        self, options: GenerationOptions, places: Sequence[range], cached: int, report: Report
-    ) -> PromptImages:
-        """Return the images at their ``places``, as far as they are not ``cached``."""
-        ...
+# returns the images of a request at their places in a prompt, as far as they are not cached
+PlaceImages: TypeAlias = Callable[
+    [GenerationOptions, Sequence[range], int, Report], Awaitable[PromptImages]
+]
 
 
 async def generate_text(
@@ -194,7 +195,7 @@ async def generate_text(
     report: Report,
     charge: Charge,
     speculate: Speculate | None = None,
-    images: PlacesImages | None = None,
+    images: PlaceImages | None = None,
 ) -> AsyncGenerator[Piece, None]:
     """Yield the tokens of a text, and fill in ``report``; ``charge`` says for whom it is.
 
@@ -251,7 +252,7 @@ async def _generate(
     options: GenerationOptions,
     report: Report,
     speculate: Speculate | None,
-    images: PlacesImages | None,
+    images: PlaceImages | None,
 ) -> AsyncGenerator[Piece, None]:
     sampler: Sampler | AdjustedSampler = options.sampler
     choices: list[Choice] = []
@@ -267,7 +268,7 @@ async def _generate(
     request = options.make_request(model, sampler, cached)
     placed = None
     if images is not None and options.images:
-        placed = await images.place(options, request.images, cached, report)
+        placed = await images(options, request.images, cached, report)
     ends = StopFilter(options.stop, len(options.told))
     report.fed_tokens = 0
     if not options.told:

@@ -1,39 +1,59 @@
-"""The HTTP server of all APIs: its routes, and the streams that answer them."""
+"""The HTTP server of all APIs: its routes, the streams that answer them, quotes and receipts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 from aiohttp import web
+from splitup_private.split import messages as split
 
 from splitup.client.leases import LeaseOptions, LeasePool
 from splitup.client.network import Network
+from splitup.client.text.encoding import EncoderModel
 from splitup.client.text.generation import TextModel
+from splitup.core.errors import ChainUnavailable, SplitUpError, Unavailable
 from splitup.net.http import make_app
 from splitup.net.metrics import Reading
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import ApiKey, OpenCharge, get_principal
+from splitup_gateway.apis import message_answers, ollama
+from splitup_gateway.apis.answers import RECEIPTS
+from splitup_gateway.apis.encoding import (
+    EmbeddingRequest,
+    EncodingRequest,
+    RerankRequest,
+    prepare_texts,
+)
 from splitup_gateway.apis.messages import MESSAGES, CountRequest
-from splitup_gateway.apis.ollama import VERSION, ShowRequest, describe_model, show_model
-from splitup_gateway.apis.requests import parse_body, parse_request
-from splitup_gateway.error_replies import Handler, answer_errors
-from splitup_gateway.metrics import list_readings
-from splitup_gateway.preparing import count_prompt
-from splitup_gateway.price_routes import PriceRoutes
+from splitup_gateway.apis.requests import (
+    ChatRequest,
+    CompletionRequest,
+    parse_body,
+    parse_request,
+)
+from splitup_gateway.apis.response_requests import ResponseRequest
+from splitup_gateway.charges import RECEIPT_S
+from splitup_gateway.errors import ApiError, translate
+from splitup_gateway.preparing import count_prompt, prepare
 from splitup_gateway.quotes import Quotes
 from splitup_gateway.replies import Asking, Replies, Reply, list_fields
 from splitup_gateway.served_models import ServedModels
-from splitup_gateway.split.server import SplitServer
+from splitup_gateway.split.server import SplitServer, describe_error
 from splitup_gateway.split.sessions import SessionOptions
 from splitup_gateway.streaming.kept_streams import RESTARTED
 from splitup_gateway.streaming.stream import Stream
 from splitup_gateway.streaming.stream_files import read_server_name
-from splitup_gateway.streaming.stream_routes import StreamRoutes
+from splitup_gateway.streaming.stream_routes import StreamRoutes, limit_write
 from splitup_gateway.timelines import Timelines
 
+_log = logging.getLogger("splitup.serve")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BODY_BYTES: Final = 8 * 2**20  # a photo of a phone in base64
 
 
@@ -62,7 +82,6 @@ class ApiServer:
         self._quotes = Quotes()
         self._models = ServedModels(net, options, timelines)
         self._replies = Replies(access, self._models, self._quotes).list_by_path()
-        self._prices = PriceRoutes(net, access, self._models, self._quotes, lambda: self._pools)
         self._split: SplitServer | None = None
         if sessions is not None:
             self._split = SplitServer(net, options, sessions, access, timelines, self._quotes)
@@ -89,12 +108,24 @@ class ApiServer:
             await self._split.close()
 
     def list_readings(self) -> Iterator[Reading]:
-        """Yield the figures that Prometheus reads."""
-        return list_readings(self._pools)
+        """Yield the figures that Prometheus reads, by the names that models are served under."""
+        for model, pool in self._pools.items():
+            ended = pool.totals
+            for name, text, value in (
+                ("leases_idle", "Open executions that wait for a request.", pool.idle),
+                ("leases_lent", "Open executions that serve a request.", pool.lent),
+                ("requests_waiting", "Requests that wait for an execution.", pool.waiting),
+                ("texts_total", "Texts that ended, also by an error.", ended.texts),
+                ("prompt_tokens_total", "Tokens of prompts.", ended.prompt_tokens),
+                ("cached_tokens_total", "Tokens of prompts not fed again.", ended.cached_tokens),
+                ("completion_tokens_total", "Tokens of answers.", ended.completion_tokens),
+                ("cost_usdc_total", "Price of the steps that ran.", ended.cost_micro_usdc / 1e6),
+            ):
+                yield Reading(f"splitup_serve_{name}", text, value, (("model", model),))
 
     @property
     def private_models(self) -> tuple[str, ...]:
-        """AnswerNames of the models that are served to devices."""
+        """Names of the models that are served to devices."""
         return () if self._split is None else tuple(self._split.pools)
 
     @property
@@ -114,7 +145,8 @@ class ApiServer:
         app.router.add_post("/api/show", self._ollama_show)
         app.router.add_get("/api/version", self._ollama_version)
         app.router.add_get("/health", self._health)
-        self._prices.add_to(app)
+        app.router.add_post("/v1/quote", self._quote)
+        app.router.add_get(f"{RECEIPTS}/{{execution}}", self._get_receipt)
         self._streams.add_to(app)
         if self._split is not None:
             self._split.add_to(app)
@@ -134,9 +166,9 @@ class ApiServer:
             charged = charges.get(stream.id, OpenCharge(stream.id, stream.call.owner, 0))
             charging = self._access.charges.go_on(key, charged, left["limit"], used, stream.caller)
             async with charging as charge:
-                if asked is None or asked.path not in replies:
+                if asked is None or asked[0] not in replies:
                     raise RESTARTED
-                await replies[asked.path](Asking({}, key, stream, charge), parse_body(asked.body))
+                await replies[asked[0]](Asking({}, key, stream, charge), parse_body(asked[1]))
 
         self._streams.streams.resume(work)
 
@@ -197,18 +229,115 @@ class ApiServer:
     async def _read_json(self, request: web.Request, key: ApiKey | None) -> object:
         return parse_body(await self._access.read_body(request, key))
 
+    # ---- prices --------------------------------------------------------------------------------
+
+    async def _quote(self, request: web.Request) -> web.Response:
+        """Answer what a request of any kind may cost."""
+        key = await self._access.let_in(request)
+        body = await self._read_json(request, key)
+        fields = body if isinstance(body, dict) else {}
+        named = self._models.get(str(fields.get("model")))
+        if isinstance(named, EncoderModel):
+            is_rank = "documents" in fields
+            which: type[EncodingRequest] = RerankRequest if is_rank else EmbeddingRequest
+            wanted = parse_request(which, body)
+            encoder = (await self._models.find(wanted.model, key)).get_encoder()
+            inputs = await prepare_texts(encoder, wanted, get_principal(key))
+            tokens, most_tokens, steps = len(inputs.make_report().prompt), 0, inputs.steps
+            most = encoder.manifest.cost_micro_usdc(steps)
+        else:
+            kind: type[ChatRequest | CompletionRequest | ResponseRequest] = CompletionRequest
+            if "messages" in fields:
+                kind = ChatRequest
+            kind = ResponseRequest if "input" in fields else kind
+            asked = parse_request(kind, body).convert()
+            served = await self._models.find(asked.model, key)
+            model = served.get_text_model()
+            prepared = await prepare(model, asked, get_principal(key))
+            tokens = sum(map(len, {text.prompt for text in prepared.texts}))
+            most_tokens = sum(text.max_tokens for text in prepared.texts)
+            steps, most = prepared.count_steps(model), served.compute_price(prepared)
+        name = str(fields["model"])
+        quote, until = self._quotes.make(name, most)
+        answer = {
+            "id": quote,
+            "object": "quote",
+            "model": name,
+            "prompt_tokens": tokens,
+            "max_tokens": most_tokens,
+            "max_steps": steps,
+            "max_cost_micro_usdc": most,
+            "expires_at": until,
+        }
+        return web.json_response(answer)
+
+    async def _get_receipt(self, request: web.Request) -> web.Response:
+        """Answer how an execution of this server was closed; "open" while it is not."""
+        principal = get_principal(await self._access.let_in(request))
+        execution = request.match_info["execution"]
+        if not any(pool.is_of(execution, principal) for pool in self._pools.values()):
+            raise ApiError(
+                "this server ran no such execution for you lately; ask the chain: "
+                "splitup receipt ID",
+                status=404,
+                code="receipt_not_found",
+            )
+        try:
+            receipt = await self._net.receipt(execution, timeout_s=RECEIPT_S)
+        except ChainUnavailable:
+            raise
+        except Unavailable:
+            return web.json_response({"execution_id": execution, "status": "open"})
+        return web.json_response(asdict(receipt))
+
     # ---- Ollama's API --------------------------------------------------------------------------
 
     async def _ollama_tags(self, request: web.Request) -> web.Response:
         found = [self._models.get(name) for name in await self._list(request)]
-        models = [describe_model(model) for model in found if isinstance(model, TextModel)]
+        models = [ollama.describe_model(model) for model in found if isinstance(model, TextModel)]
         return web.json_response({"models": models})
 
     async def _ollama_show(self, request: web.Request) -> web.Response:
         key = await self._access.let_in(request)
-        wanted = parse_request(ShowRequest, await self._read_json(request, key))
-        served = await self._models.find(wanted.name.removesuffix(":latest"), key)
-        return web.json_response(show_model(served.get_text_model()))
+        wanted = parse_request(ollama.ShowRequest, await self._read_json(request, key))
+        served = await self._models.find(wanted.name, key)
+        return web.json_response(ollama.show_model(served.get_text_model()))
 
     async def _ollama_version(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": VERSION})
+        return web.json_response({"version": ollama.VERSION})
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer what a handler raises."""
+    try:
+        response = await handler(request)
+        if not response.prepared:  # it is sent here, so that the time for it is limited
+            async with limit_write():
+                await response.prepare(request)
+                await response.write_eof()
+        return response
+    except web.HTTPException as error:
+        reason = f"{request.method} {request.path:.200}: {error.reason}"
+        return _reply_error(request, ApiError(reason, status=error.status))
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception as error:
+        if request.path.startswith(f"{split.PATH}/"):
+            answer, status, headers = describe_error(error)
+            return web.json_response(answer.model_dump(mode="json"), status=status, headers=headers)
+        if isinstance(error, SplitUpError):
+            return _reply_error(request, translate(error))
+        _log.exception("%s %s failed", request.method, request.path)
+        message = "internal error; the server's log has the details"
+        return _reply_error(request, ApiError(message, status=500, kind="server_error"))
+
+
+def _reply_error(request: web.Request, error: ApiError) -> web.Response:
+    if request.path.startswith("/api/"):
+        body = ollama.describe_error(error)
+    elif request.path.startswith(MESSAGES):
+        body = message_answers.describe_error(error)
+    else:
+        body = error.describe()
+    return web.json_response(body, status=error.status, headers=error.headers)

@@ -11,10 +11,10 @@ from splitup.client.images.image_prompts import PromptImages
 from splitup.client.images.image_reader import ImageReader
 from splitup.client.leases import LeasePool
 from splitup.client.outcome import Array
-from splitup.core.errors import ExecutionFailed, InvalidInput
+from splitup.core.errors import ExecutionFailed
 from splitup.graph.manifest import Manifest, Port
 from splitup_gateway.charges import Charge
-from splitup_gateway.errors import ApiError
+from splitup_gateway.errors import name_field
 from splitup_gateway.generation import ATTEMPTS, GenerationOptions, Report
 
 TOWER_STEPS: Final = 64  # of a lease of a tower, whose steps are dear; each is an image
@@ -41,14 +41,12 @@ class ImageTower:
         pixels = []
         for number, file in files.items():
             name = f"image {number + 1}"
-            try:
+            with name_field("image_url"):
                 pixels.append(
                     await self.reader.read(
                         file, height, width, name=name, principal=charge.principal
                     )
                 )
-            except InvalidInput as error:
-                raise ApiError(str(error), param="image_url") from None
         for attempt in range(1, ATTEMPTS + 1):
             async with charge.borrow(self.pool, (), len(pixels)) as lease:
                 report.image_execution_ids.append(lease.session.execution_id)

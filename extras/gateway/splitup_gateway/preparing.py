@@ -10,7 +10,6 @@ from splitup.client.images.image_prompts import expand_prompt, find_images, mark
 from splitup.client.text.generation import TextModel, encode_prompt
 from splitup.client.text.grammar import Grammar
 from splitup.core import tuning
-from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.decode.adjusted_sampler import Adjustments
 from splitup.graph.manifest import ChatInfo
 from splitup_gateway.apis.requests import (
@@ -18,28 +17,16 @@ from splitup_gateway.apis.requests import (
     MAX_CHOICES,
     ChatRequest,
     CompletionRequest,
-    Sampling,
 )
-from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.apis.thoughts import ThoughtMarks, find_marks
 from splitup_gateway.apis.tools import Toolbox
-from splitup_gateway.errors import ApiError
+from splitup_gateway.errors import ApiError, name_field
 from splitup_gateway.generation import (
     DEFAULT_CHAT_TOKENS,
     GenerationOptions,
     check_room,
     count_steps,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    """A conversation as the model reads it."""
-
-    tokens: tuple[int, ...]
-    images: tuple[bytes, ...]
-    toolbox: Toolbox | None
-    marks: ThoughtMarks | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,48 +47,46 @@ class Prepared:
         return sum(count_steps(model, text) for text in self.texts)
 
 
-async def prepare(model: TextModel, asked: Sampling, principal: str = "") -> Prepared:
+async def prepare(
+    model: TextModel, asked: ChatRequest | CompletionRequest, principal: str = ""
+) -> Prepared:
     """Return what a request of ``principal`` asks for; raise ApiError that names a bad field."""
     if isinstance(asked, CompletionRequest):
         return await _prepare_completion(model, asked, principal)
-    assert isinstance(asked, ChatRequest | ResponseRequest), "nothing else asks for a text"
-    is_chat = isinstance(asked, ChatRequest)
-    field, grammar = "response_format" if is_chat else "text.format", asked.grammar
-    read = await _read_conversation(model, asked, principal)
-    tokens, images, toolbox = read.tokens, read.images, read.toolbox
+    tokens, toolbox, marks = await _read_conversation(model, asked, principal)
+    images, field, grammar = asked.list_images(), asked.format_field, asked.grammar
     if toolbox is not None and (constrained := toolbox.make_grammar(grammar)) is not None:
         field, grammar = "tools", constrained
-    if grammar is not None and read.marks is not None:
-        grammar = read.marks.allow(grammar)
+    if grammar is not None and marks is not None:
+        grammar = marks.allow(grammar)
     await _check_grammar(model, grammar, field)
-    try:
+    with name_field("messages"):
         places = find_images(tokens, model.info.images, len(images))
-    except InvalidInput as error:
-        raise ApiError(str(error), param="messages") from None
     marked = mark_images(tokens, places, images) if images else ()
-    if isinstance(asked, ChatRequest) and asked.caps_limit:
-        count = _check_room(model, tokens, None, asked.limit or DEFAULT_CHAT_TOKENS)
-    else:
-        count = _check_room(model, tokens, asked.limit, DEFAULT_CHAT_TOKENS)
+    limit, default = asked.limit, DEFAULT_CHAT_TOKENS
+    if asked.caps_limit:
+        limit, default = None, limit or default
+    count = _check_room(model, tokens, limit, default)
     adjustments = asked.make_adjustments(asked.recorded_logprobs)
     _check_order(model, adjustments)
-    stop = asked.stop_strings if isinstance(asked, ChatRequest) else ()
+    stop = asked.stop_strings
     texts = tuple(
         GenerationOptions(tokens, count, stop, sampler, adjustments, grammar, images, marked)
         for sampler in asked.make_samplers()
     )
-    return Prepared(texts, toolbox, read.marks)
+    return Prepared(texts, toolbox, marks)
 
 
 async def count_prompt(model: TextModel, asked: ChatRequest, principal: str = "") -> int:
     """Return how many tokens a conversation has, also when they are too many."""
-    return len((await _read_conversation(model, asked, principal)).tokens)
+    return len((await _read_conversation(model, asked, principal))[0])
 
 
 async def _read_conversation(
-    model: TextModel, asked: ChatRequest | ResponseRequest, principal: str
-) -> _Conversation:
-    images = asked.list_images()
+    model: TextModel, asked: ChatRequest, principal: str
+) -> tuple[tuple[int, ...], Toolbox | None, ThoughtMarks | None]:
+    """Return a conversation in tokens, its tools, and the marks around thoughts."""
+    images = len(asked.list_images())
     chat = model.info.chat
     if chat is None:
         raise ApiError(
@@ -112,8 +97,7 @@ async def _read_conversation(
     toolbox = asked.make_toolbox(chat.template)
     text = await _render_chat(model, chat, asked, toolbox, principal)
     marks = await find_marks(chat.template, text, model.tokenizer)
-    tokens = await _encode_chat(model, text, len(images), principal)
-    return _Conversation(tokens, images, toolbox, marks)
+    return await _encode_chat(model, text, images, principal), toolbox, marks
 
 
 async def _prepare_completion(
@@ -145,12 +129,8 @@ async def _check_grammar(model: TextModel, grammar: Grammar | None, field: str) 
             f"can be followed; leave out '{field}'",
             param=field,
         )
-    try:
+    with name_field(field, lead=f"'{field}' cannot be followed: "):
         await model.grammars.open(grammar)
-    except InvalidModel:
-        raise
-    except InvalidInput as error:
-        raise ApiError(f"'{field}' cannot be followed: {error}", param=field) from None
 
 
 def _check_order(model: TextModel, adjustments: Adjustments) -> None:
@@ -179,7 +159,7 @@ async def _encode(model: TextModel, prompt: str | list[int], principal: str) -> 
 async def _render_chat(
     model: TextModel,
     chat: ChatInfo,
-    asked: ChatRequest | ResponseRequest,
+    asked: ChatRequest,
     toolbox: Toolbox | None,
     principal: str,
 ) -> str:
@@ -188,27 +168,19 @@ async def _render_chat(
     tokenizer = model.tokenizer
     length = len(str(messages)) + len(str(tools)) + len(str(variables))
     context = model.info.context
-    try:
+    with name_field("messages", "context_length_exceeded"):
         return await tokenizer.read(
             length,
             lambda reader: reader.render_chat(chat, messages, tools, variables, context=context),
             principal,
         )
-    except InvalidModel:
-        raise
-    except InvalidInput as error:
-        raise ApiError(str(error), param="messages", code="context_length_exceeded") from None
 
 
 async def _encode_chat(model: TextModel, text: str, images: int, principal: str) -> tuple[int, ...]:
     tokenizer = model.tokenizer
     if images and (info := model.info.images) is not None:
-        try:
+        with name_field("messages"):
             text = await tokenizer.run(partial(expand_prompt, text, tokenizer, info, images))
-        except InvalidModel:
-            raise
-        except InvalidInput as error:
-            raise ApiError(str(error), param="messages") from None
     found = await tokenizer.read(
         len(text), lambda reader: reader.encode(text, add_special_tokens=False), principal
     )
@@ -228,7 +200,5 @@ def _check_chars(model: TextModel, text: str) -> None:
 
 
 def _check_room(model: TextModel, prompt: Sequence[int], asked: int | None, default: int) -> int:
-    try:
+    with name_field("max_tokens", "context_length_exceeded"):
         return check_room(model, prompt, asked, default)
-    except InvalidInput as error:
-        raise ApiError(str(error), param="max_tokens", code="context_length_exceeded") from None

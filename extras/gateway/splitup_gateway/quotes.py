@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from splitup_gateway.errors import ApiError
 QUOTE_S: Final = 600
 QUOTE_HEADER: Final = "x-splitup-quote"
 MAX_COST_HEADER: Final = "x-splitup-max-cost"  # micro-USDC
+_QUOTE: Final = re.compile(r"quote-([0-9]{1,50})-([0-9]{1,50})-([0-9a-f]{64})")
 
 
 class Quotes:
@@ -50,14 +52,11 @@ class Quotes:
         return min(limits.values(), default=None)
 
     def _read(self, quote: str, model: str) -> int:
-        parts = quote.split("-")
-        if len(parts) == 4 and all(one.isascii() and one.isdigit() for one in parts[1:3]):
-            if len(quote) < 200:
-                most, until = int(parts[1]), int(parts[2])
-                signature = self._sign(model, most, until)
-                is_ours = hmac.compare_digest(signature.encode(), parts[3].encode())
-                if is_ours and self._clock() < until:
-                    return most
+        if (parts := _QUOTE.fullmatch(quote)) is not None:
+            most, until = int(parts[1]), int(parts[2])
+            is_ours = hmac.compare_digest(self._sign(model, most, until), parts[3])
+            if is_ours and self._clock() < until:
+                return most
         raise ApiError(
             f"the quote is not one of this server for model '{model}', or it is older than "
             f"{QUOTE_S} s; ask for another one with POST /v1/quote",

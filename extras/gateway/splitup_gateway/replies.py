@@ -24,13 +24,12 @@ from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.apis.message_answers import MessagesForm
 from splitup_gateway.apis.messages import MESSAGES, MessagesRequest
 from splitup_gateway.apis.ollama import GenerateRequest, OllamaChatRequest, OllamaForm
-from splitup_gateway.apis.requests import ChatRequest, CompletionRequest, Sampling, parse_request
+from splitup_gateway.apis.requests import ChatRequest, CompletionRequest, parse_request
 from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.apis.responses import ResponseForm
 from splitup_gateway.apis.streams import (
     answer,
     generate_all,
-    make_headers,
     replay,
     write_events,
     write_whole,
@@ -48,21 +47,32 @@ from splitup_gateway.streaming.kept_streams import RESTARTED
 from splitup_gateway.streaming.stream import Stream
 
 Reply = Callable[["Asking", object], Awaitable[None]]  # to a body, into a stream
-REQUESTS: Final[Mapping[str, type[RequestFields]]] = {
+TextRequest = (
+    CompletionRequest
+    | ChatRequest
+    | ResponseRequest
+    | MessagesRequest
+    | GenerateRequest
+    | OllamaChatRequest
+)
+TEXTS: Final[Mapping[str, type[TextRequest]]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
     "/v1/responses": ResponseRequest,
     MESSAGES: MessagesRequest,
-    "/v1/embeddings": EmbeddingRequest,
-    "/v1/rerank": RerankRequest,
     "/api/generate": GenerateRequest,
     "/api/chat": OllamaChatRequest,
+}
+ENCODINGS: Final[Mapping[str, type[EncodingRequest]]] = {
+    "/v1/embeddings": EmbeddingRequest,
+    "/v1/rerank": RerankRequest,
 }
 
 
 def list_fields() -> dict[str, list[str]]:
     """Return the fields that each route takes."""
-    return {path: sorted({*kind.model_fields, *kind.harmless}) for path, kind in REQUESTS.items()}
+    kinds: Mapping[str, type[RequestFields]] = {**TEXTS, **ENCODINGS}
+    return {path: sorted({*kind.model_fields, *kind.harmless}) for path, kind in kinds.items()}
 
 
 @dataclass(slots=True)
@@ -95,40 +105,16 @@ class Replies:
     def list_by_path(self) -> dict[str, Reply]:
         """Return what answers by streams, by path."""
         return {
-            "/v1/completions": partial(self._write, CompletionRequest),
-            "/v1/chat/completions": partial(self._write, ChatRequest),
-            "/v1/responses": partial(self._write, ResponseRequest),
-            MESSAGES: self._write_message,
-            "/v1/embeddings": partial(self._encode, EmbeddingRequest),
-            "/v1/rerank": partial(self._encode, RerankRequest),
-            "/api/generate": self._ollama_generate,
-            "/api/chat": self._ollama_chat,
+            **{path: partial(self._write, kind) for path, kind in TEXTS.items()},
+            **{path: partial(self._encode, kind) for path, kind in ENCODINGS.items()},
         }
 
-    async def _write(self, kind: type[Sampling], asking: Asking, body: object) -> None:
-        asked = parse_request(kind, body)
-        served = await self._models.find(asked.model, asking.key)
-        form = _make_form(served.get_text_model(), asked, asking.names)
-        await self._answer(asking, served, asked, form)
-
-    async def _write_message(self, asking: Asking, body: object) -> None:
-        wanted = parse_request(MessagesRequest, body)
-        asked = wanted.convert()
-        served = await self._models.find(asked.model, asking.key)
-        form = MessagesForm(served.get_text_model(), wanted, asking.names)
-        await self._answer(asking, served, asked, form)
-
-    async def _ollama_generate(self, asking: Asking, body: object) -> None:
-        wanted = parse_request(GenerateRequest, body)
-        served = await self._models.find(wanted.model.removesuffix(":latest"), asking.key)
+    async def _write(self, kind: type[TextRequest], asking: Asking, body: object) -> None:
+        wanted = parse_request(kind, body)
+        served = await self._models.find(wanted.model, asking.key)
         model = served.get_text_model()
         asked = wanted.convert(has_template=model.info.chat is not None)
-        await self._answer(asking, served, asked, OllamaForm(model, False))
-
-    async def _ollama_chat(self, asking: Asking, body: object) -> None:
-        asked = parse_request(OllamaChatRequest, body).convert()
-        served = await self._models.find(asked.model, asking.key)
-        await self._answer(asking, served, asked, OllamaForm(served.get_text_model(), True))
+        await self._answer(asking, served, asked, _make_form(model, wanted, asking.names))
 
     async def _encode(self, kind: type[EncodingRequest], asking: Asking, body: object) -> None:
         asked = parse_request(kind, body)
@@ -144,11 +130,14 @@ class Replies:
                 rows = await encode(served.pool, model, prepared, report, charge)
             finally:
                 charge.used = report.cost_micro_usdc
-        headers = make_headers([report]) | {"x-splitup-cost": str(charge.used)}
-        await answer(asking.stream, make_answer(model, asked, rows, report), headers)
+        await answer(asking.stream, make_answer(model, asked, rows, report), [report])
 
     async def _answer(
-        self, asking: Asking, served: ServedModel, asked: Sampling, form: AnswerForm
+        self,
+        asking: Asking,
+        served: ServedModel,
+        asked: ChatRequest | CompletionRequest,
+        form: AnswerForm,
     ) -> None:
         model, stream = served.get_text_model(), asking.stream
         if asked.seed is None:  # of this stream, also for the server that goes on with it
@@ -174,7 +163,7 @@ class Replies:
                 more = charge.used + served.compute_price(prepared) - charge.most
                 if more > 0 and not await charge.cover(more):
                     raise RESTARTED
-            images = None if served.tower is None else RequestImages(served.tower, charge)
+            images = None if served.tower is None else RequestImages(served.tower, charge).place
             left = [choice for choice in choices if not choice.is_ended]
             pieces = generate_all(
                 *(served.pool, served.speculate, model, prepared.texts, left), charge, images
@@ -223,9 +212,13 @@ def _go_on(
     return replace(prepared, texts=tuple(texts))
 
 
-def _make_form(model: TextModel, asked: Sampling, names: AnswerNames) -> AnswerForm:
-    if isinstance(asked, ResponseRequest):
-        return ResponseForm(model, asked, names)
-    assert isinstance(asked, ChatRequest | CompletionRequest)
-    is_chat = isinstance(asked, ChatRequest)
-    return CompletionForm(model, is_chat=is_chat, wants_usage=asked.wants_usage, names=names)
+def _make_form(model: TextModel, wanted: TextRequest, names: AnswerNames) -> AnswerForm:
+    match wanted:
+        case ResponseRequest():
+            return ResponseForm(model, wanted, names)
+        case MessagesRequest():
+            return MessagesForm(model, wanted, names)
+        case GenerateRequest() | OllamaChatRequest():
+            return OllamaForm(model, is_chat=isinstance(wanted, OllamaChatRequest))
+    is_chat = isinstance(wanted, ChatRequest)
+    return CompletionForm(model, is_chat=is_chat, wants_usage=wanted.wants_usage, names=names)

@@ -56,15 +56,6 @@ class HostPort:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class RelayLimits:
-    """Connections at once, of all and of one address; seconds that one may be silent."""
-
-    connections: int = 256
-    per_address: int = 64
-    idle_s: float = 600.0
-
-
 class TcpRelay:
     """Listens at one address and passes connections on to another. Use ``async with``."""
 
@@ -72,12 +63,16 @@ class TcpRelay:
         self,
         listen: HostPort,
         target: HostPort,
-        limits: RelayLimits | None = None,
+        *,
+        connections: int = 256,
+        per_address: int = 64,
+        idle_s: float = 600.0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        """Pass on so many connections at once, also of one address, until one is silent."""
         self._listen = listen
         self._target = target
-        self._limits = limits or RelayLimits()
+        self._most, self._most_of_one, self._idle_s = connections, per_address, idle_s
         self._tls = tls
         self._open: Counter[str] = Counter()  # connections by the other side's host
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,10 +120,7 @@ class TcpRelay:
                 await asyncio.sleep(0.1)
                 continue
             host = get_group(address)  # who has one address of IPv6 has 2^64
-            if (
-                self._open.total() >= self._limits.connections
-                or self._open[host] >= self._limits.per_address
-            ):
+            if self._open.total() >= self._most or self._open[host] >= self._most_of_one:
                 connection.close()
                 continue
             self._open[host] += 1
@@ -150,7 +142,7 @@ class TcpRelay:
                 far = await asyncio.open_connection(
                     self._target.host, self._target.port, limit=_PIECE_BYTES
                 )
-            async with asyncio.timeout(self._limits.idle_s) as idle, asyncio.TaskGroup() as group:
+            async with asyncio.timeout(self._idle_s) as idle, asyncio.TaskGroup() as group:
                 group.create_task(self._pass_on(near[0], far[1], idle))
                 group.create_task(self._pass_on(far[0], near[1], idle))
             await _close(near[1], far[1])
@@ -171,7 +163,7 @@ class TcpRelay:
         while data := await reader.read(_PIECE_BYTES):
             writer.write(data)
             await writer.drain()
-            idle.reschedule(loop.time() + self._limits.idle_s)
+            idle.reschedule(loop.time() + self._idle_s)
         if writer.can_write_eof():
             writer.write_eof()
         else:
@@ -216,16 +208,11 @@ def _abort(writer: asyncio.StreamWriter) -> None:
 # ---- a certificate made on the spot ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """What speaks TLS with a new, self-signed certificate, and its SHA-256 fingerprint."""
+def make_certificate(hosts: list[str]) -> tuple[ssl.SSLContext, str]:
+    """Make a key and a certificate for names and addresses; neither is stored.
 
-    context: ssl.SSLContext
-    fingerprint: str
-
-
-def make_certificate(hosts: list[str]) -> Certificate:
-    """Make a key and a certificate for names and addresses; neither is stored."""
+    Returns what speaks TLS with them, and the certificate's SHA-256 fingerprint.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -268,7 +255,7 @@ def make_certificate(hosts: list[str]) -> Certificate:
         path.touch(mode=0o600)
         path.write_bytes(pem)
         context.load_cert_chain(path)
-    return Certificate(context, certificate.fingerprint(hashes.SHA256()).hex(":").upper())
+    return context, certificate.fingerprint(hashes.SHA256()).hex(":").upper()
 
 
 def find_local_address() -> str:

@@ -13,8 +13,8 @@ from aiohttp import ClientSession
 from splitup_gateway import explorer_routes
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import ApiKeys
-from splitup_gateway.error_replies import answer_errors
 from splitup_gateway.explorer_routes import ExplorerRoutes
+from splitup_gateway.http_server import answer_errors
 from splitup_gateway.timelines import Timelines
 
 from splitup.net.http import make_app, serve_app

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import sqlalchemy
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import PREFIX, ApiKey, ApiKeys, get_principal
 from splitup_gateway.errors import ApiError
@@ -88,22 +87,6 @@ def test_s21_keys_are_principals_of_their_own_unless_they_have_one_group(keys: A
     assert len(set(principals.values()) | {get_principal(None)}) == 4
     with pytest.raises(InvalidInput, match="no name of a key or group"):
         keys.create("other", group="a b")
-
-
-def test_keys_of_an_earlier_version_go_on(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'keys.sqlite'}"
-    keys = ApiKeys.open(url)
-    secret = keys.create("ann")
-    keys.close()
-    engine = sqlalchemy.create_engine(url)
-    with engine.begin() as connection:
-        connection.execute(sqlalchemy.text("ALTER TABLE api_keys DROP COLUMN cache_group"))
-    engine.dispose()
-    keys = ApiKeys.open(url)
-    found = keys.find(secret)
-    assert found is not None and found.group == ""
-    keys.create("bob", group="team")
-    keys.close()
 
 
 def test_a_name_is_used_once(keys: ApiKeys) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from splitup_gateway import access, error_replies
+from splitup_gateway import access, http_server
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import ApiKeys
 from splitup_gateway.apis import streams
@@ -27,6 +27,7 @@ from splitup_gateway.charges import Charge
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import Piece, Report
 from splitup_gateway.http_server import ApiServer
+from splitup_gateway.names import AnswerNames
 from splitup_gateway.streaming import stream_routes
 from splitup_gateway.streaming.stream import Stream
 from splitup_gateway.tcp_relay import make_certificate
@@ -261,10 +262,10 @@ async def test_s24_connections_are_counted_before_tls_has_begun(
 ) -> None:
     """Handshakes that never end make room, too; a body that comes with the last one is read."""
     monkeypatch.setattr(tuning, "STRANGERS", 8)
-    made = make_certificate(["127.0.0.1"])
+    context, _ = make_certificate(["127.0.0.1"])
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    async with run_server(tls=made.context) as url, asyncio.timeout(HANG_S):
+    async with run_server(tls=context) as url, asyncio.timeout(HANG_S):
         port = int(url.rpartition(":")[2])
         slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(16)]
         connector = aiohttp.TCPConnector(ssl=trusting)
@@ -319,7 +320,7 @@ async def test_a_reader_that_falls_behind_stops_the_work_and_is_cut(
     routes = stream_routes.StreamRoutes(Access(None))
 
     async def work(stream: Stream) -> None:
-        form = CompletionForm(model, is_chat=False, wants_usage=False)
+        form = CompletionForm(model, is_chat=False, wants_usage=False, names=AnswerNames())
         choices = [AnswerChoice(0, Report((1,)))]
         pieces = streams.generate_all(None, None, model, [None], choices, Charge())  # type: ignore
         async with contextlib.aclosing(pieces):
@@ -341,7 +342,7 @@ async def test_a_whole_answer_that_is_not_read_is_cut(monkeypatch: pytest.Monkey
             return web.Response(body=bytes(HUGE))
 
         try:
-            return await error_replies.answer_errors(request, make)
+            return await http_server.answer_errors(request, make)
         except ConnectionError:
             ended.set()
             raise

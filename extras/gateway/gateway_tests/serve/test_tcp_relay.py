@@ -11,11 +11,12 @@ import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
-from splitup_gateway.tcp_relay import HostPort, RelayLimits, TcpRelay, make_certificate
+from splitup_gateway.tcp_relay import HostPort, TcpRelay, make_certificate
 
 from splitup.core.errors import ConfigurationError, InvalidInput
 from splitup.devnet.processes import find_program
@@ -27,14 +28,14 @@ _Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def relay_to(serve: _Serve, limits: RelayLimits | None = None) -> AsyncIterator[TcpRelay]:
+async def relay_to(serve: _Serve, **limits: Any) -> AsyncIterator[TcpRelay]:
     """Run a server and a relay to it."""
     server = await asyncio.start_server(serve, HOST, 0)
     port = server.sockets[0].getsockname()[1]
     async with (
         server,
         asyncio.timeout(HANG_S),
-        TcpRelay(FREE, HostPort(HOST, port), limits) as relay,
+        TcpRelay(FREE, HostPort(HOST, port), **limits) as relay,
     ):
         yield relay
 
@@ -107,7 +108,7 @@ async def test_there_are_so_many_connections_and_no_more() -> None:
         await reader.read()
         writer.close()
 
-    async with relay_to(serve, RelayLimits(connections=9, per_address=2)) as relay:
+    async with relay_to(serve, connections=9, per_address=2) as relay:
         two = [await asyncio.open_connection(HOST, relay.port) for _ in range(2)]
         for reader, _ in two:
             assert await reader.readexactly(2) == b"in"
@@ -138,7 +139,7 @@ async def test_s24_a_network_of_ipv6_counts_as_one_address(monkeypatch: pytest.M
         return connection, (next(hosts), port)
 
     monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", accept_ipv6)
-    async with relay_to(serve, RelayLimits(connections=9, per_address=1)) as relay:
+    async with relay_to(serve, connections=9, per_address=1) as relay:
         for wanted in (b"in", b""):
             reader, writer = await asyncio.open_connection(HOST, relay.port)
             assert await reader.read(2) == wanted
@@ -151,7 +152,7 @@ async def test_a_silent_connection_is_closed() -> None:
         await reader.read()
         writer.close()
 
-    async with relay_to(serve, RelayLimits(idle_s=0.2)) as relay:
+    async with relay_to(serve, idle_s=0.2) as relay:
         reader, writer = await asyncio.open_connection(HOST, relay.port)
         assert await reader.readexactly(2) == b"in"
         with pytest.raises(ConnectionResetError):
@@ -187,12 +188,12 @@ async def test_websockets_pass_also_through_tls(has_tls: bool) -> None:
     await runner.setup()
     await web.TCPSite(runner, HOST, 0).start()
     target = HostPort(HOST, runner.addresses[0][1])
-    made = make_certificate([HOST, "localhost"])
-    pin = aiohttp.Fingerprint(bytes.fromhex(made.fingerprint.replace(":", "")))
+    context, fingerprint = make_certificate([HOST, "localhost"])
+    pin = aiohttp.Fingerprint(bytes.fromhex(fingerprint.replace(":", "")))
     data = bytes(range(256)) * 4_096
     async with (
         asyncio.timeout(HANG_S),
-        TcpRelay(FREE, target, tls=made.context if has_tls else None) as relay,
+        TcpRelay(FREE, target, tls=context if has_tls else None) as relay,
         aiohttp.ClientSession() as http,
     ):
         url = f"{'https' if has_tls else 'http'}://{HOST}:{relay.port}/"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from splitup.client.text.generation import TextModel
 from splitup_gateway.apis.thoughts import Thought, ThoughtParser
@@ -95,49 +96,11 @@ class AnswerChoice:
         return "tool_calls" if is_called else self.report.finish_reason
 
 
-class AnswerForm(Protocol):
+class AnswerForm(ABC):
     """The form of one answer: as an object, or as the events of a stream."""
 
-    content_type: str  # of a stream
-    end_of_stream: bytes
-
-    def encode(self, event: Event) -> bytes:
-        """Return one event of a stream."""
-        ...
-
-    def tell(self, choice: AnswerChoice, note: str) -> bytes:
-        """Return a sign of life that adds nothing to an answer; ``note`` says how far it is."""
-        ...
-
-    def describe_error(self, error: ApiError, choices: Sequence[AnswerChoice]) -> Event:
-        """Return the event of an error that ends a stream early."""
-        ...
-
-    def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:
-        """Return the whole answer."""
-        ...
-
-    def begin(self, choice: AnswerChoice) -> list[Event]:
-        """Return the events that begin a choice."""
-        ...
-
-    def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return the events of a choice's next token, which added these parts to it."""
-        ...
-
-    def end(self, choice: AnswerChoice, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return the events that end a choice, whose last parts these are."""
-        ...
-
-    def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:
-        """Return the events that end the answer."""
-        ...
-
-
-class EventStream:
-    """Answers that are streamed as server-sent events."""
-
     content_type = "text/event-stream"
+    end_of_stream = b""
 
     def encode(self, event: Event, note: str = "") -> bytes:
         """Return one event; one that has a type is named by it, and a note is a comment."""
@@ -146,8 +109,36 @@ class EventStream:
         comment = f": {note}\n" if note else ""
         return f"{name}data: {text}\n{comment}\n".encode()
 
+    @abstractmethod
+    def tell(self, choice: AnswerChoice, note: str) -> bytes:
+        """Return a sign of life that adds nothing to an answer; ``note`` says how far it is."""
 
-class CompletionForm(EventStream):
+    @abstractmethod
+    def describe_error(self, error: ApiError, choices: Sequence[AnswerChoice]) -> Event:
+        """Return the event of an error that ends a stream early."""
+
+    @abstractmethod
+    def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:
+        """Return the whole answer."""
+
+    def begin(self, choice: AnswerChoice) -> list[Event]:
+        """Return the events that begin a choice."""
+        return []
+
+    @abstractmethod
+    def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
+        """Return the events of a choice's next token, which added these parts to it."""
+
+    @abstractmethod
+    def end(self, choice: AnswerChoice, parts: Sequence[AnswerPart]) -> list[Event]:
+        """Return the events that end a choice, whose last parts these are."""
+
+    def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:
+        """Return the events that end the answer."""
+        return []
+
+
+class CompletionForm(AnswerForm):
     """The answer of /v1/completions, or with ``is_chat`` of /v1/chat/completions."""
 
     end_of_stream = b"data: [DONE]\n\n"
@@ -158,9 +149,8 @@ class CompletionForm(EventStream):
         *,
         is_chat: bool,
         wants_usage: bool,
-        names: AnswerNames | None = None,
+        names: AnswerNames,
     ) -> None:
-        names = names or AnswerNames()
         self._is_chat = is_chat
         self._wants_usage = wants_usage
         self._model = model
@@ -181,7 +171,6 @@ class CompletionForm(EventStream):
         }
 
     def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:
-        """Return the whole answer."""
         entries = []
         for choice in choices:
             entry: dict[str, Any] = {
@@ -206,7 +195,6 @@ class CompletionForm(EventStream):
         return [self._make([_chunk_choice(choice.index, delta=delta)], is_chunk=True)]
 
     def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return the events of a choice's next token, which added these parts to it."""
         logprobs = self._describe([piece], choice.length - len(piece.token.text))
         events = [self._make_delta(choice, part) for part in parts]
         if logprobs is not None:
@@ -255,16 +243,9 @@ class CompletionForm(EventStream):
     def _describe(self, pieces: Sequence[Piece], offset: int) -> dict[str, Any] | None:
         if not pieces or pieces[0].choice is None:
             return None
-        return self._describe_chat(pieces) if self._is_chat else self._describe_text(pieces, offset)
-
-    def _describe_chat(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        content = []
-        for piece in pieces:
-            assert piece.choice is not None
-            entry = describe_token(piece, piece.choice.token, piece.choice.logprob)
-            top = [describe_token(piece, token, value) for token, value in piece.choice.top]
-            content.append({**entry, "top_logprobs": top})
-        return {"content": content, "refusal": None}
+        if self._is_chat:
+            return {"content": list_logprobs(pieces), "refusal": None}
+        return self._describe_text(pieces, offset)
 
     def _describe_text(self, pieces: Sequence[Piece], offset: int) -> dict[str, Any]:
         tokens, values, top, offsets = [], [], [], []
@@ -348,3 +329,15 @@ def describe_token(piece: Piece, token: int, logprob: float) -> dict[str, Any]:
     """Return a token that a piece names, and its probability."""
     text = piece.names[token]
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def list_logprobs(pieces: Iterable[Piece]) -> list[Event]:
+    """Return the probabilities of tokens, as far as they were asked for."""
+    return [
+        {
+            **describe_token(piece, choice.token, choice.logprob),
+            "top_logprobs": [describe_token(piece, *other) for other in choice.top],
+        }
+        for piece in pieces
+        if (choice := piece.choice) is not None
+    ]

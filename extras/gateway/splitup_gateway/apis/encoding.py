@@ -23,7 +23,8 @@ from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.decode.texts import EncodedText
 from splitup_gateway.apis.answers import make_cost
-from splitup_gateway.apis.formats import RequestFields, TokenId
+from splitup_gateway.apis.formats import RequestFields
+from splitup_gateway.apis.requests import Texts, list_texts
 from splitup_gateway.charges import Charge
 from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import ATTEMPTS, Report, add_to_totals
@@ -37,7 +38,7 @@ class EmbeddingRequest(RequestFields):
     harmless = RequestFields.harmless | {"user"}
 
     model: str
-    input: str | list[TokenId] | list[str | list[TokenId]]
+    input: Texts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     truncate: bool | None = None  # as in Hugging Face's servers: cut what is too long
@@ -45,13 +46,7 @@ class EmbeddingRequest(RequestFields):
     @property
     def inputs(self) -> list[str | list[int]]:
         """The texts, each a string or tokens; raises ApiError for none or too many."""
-        if isinstance(self.input, str):
-            return [self.input]
-        if tokens := [item for item in self.input if isinstance(item, int)]:
-            return [tokens]
-        found = [item for item in self.input if not isinstance(item, int)]
-        _check_count("input", len(found))
-        return found
+        return list_texts("input", self.input, MAX_INPUTS)
 
 
 class Document(RequestFields):
@@ -72,7 +67,8 @@ class RerankRequest(RequestFields):
     @property
     def texts(self) -> list[str]:
         """The documents' texts; raises ApiError for none or too many."""
-        _check_count("documents", len(self.documents))
+        if not 1 <= (count := len(self.documents)) <= MAX_INPUTS:
+            raise ApiError(f"give 1 to {MAX_INPUTS} documents, not {count}", param="documents")
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
@@ -86,18 +82,9 @@ class PreparedTexts:
     texts: tuple[EncodedText, ...]
     steps: int
 
-    def count_tokens(self) -> int:
-        """Return the number of tokens of all texts."""
-        return sum(len(text.tokens) for text in self.texts)
-
     def make_report(self) -> Report:
         """Return the report of a run that has not begun."""
         return Report(tuple(token for text in self.texts for token in text.tokens))
-
-
-def _check_count(field: str, count: int) -> None:
-    if not 1 <= count <= MAX_INPUTS:
-        raise ApiError(f"'{field}' has {count} texts; give 1 to {MAX_INPUTS}", param=field)
 
 
 async def prepare_texts(
@@ -121,29 +108,23 @@ async def prepare_texts(
                 param="dimensions",
             )
         pairs = [(text, None) for text in asked.inputs]
+
+    def encode(text: str | list[int], pair: str | None, tokenizer: ModelTokenizer) -> EncodedText:
+        return replace(model, tokenizer=tokenizer).encode(text, pair, cuts=cuts)
+
     texts = []
     for place, (text, other) in enumerate(pairs):
         length = (len(text) if isinstance(text, str) else 0) + len(other or "")
-        encode = partial(_encode, model, text, other, cuts)
         try:
-            texts.append(await model.tokenizer.read(length, encode, principal))
-        except TextTooLong as error:
-            code, param = "context_length_exceeded", f"{field}.{place}"
-            raise ApiError(f"'{param}': {error}", param=param, code=code) from None
+            read = model.tokenizer.read(length, partial(encode, text, other), principal)
+            texts.append(await read)
         except InvalidInput as error:
-            param = "query" if isinstance(asked, RerankRequest) else f"{field}.{place}"
-            raise ApiError(f"'{param}': {error}", param=param) from None
+            is_long = isinstance(error, TextTooLong)
+            is_query = isinstance(asked, RerankRequest) and not is_long
+            param = "query" if is_query else f"{field}.{place}"
+            code = "context_length_exceeded" if is_long else None
+            raise ApiError(f"'{param}': {error}", param=param, code=code) from None
     return PreparedTexts(tuple(texts), len(model.pack(texts)))
-
-
-def _encode(
-    model: EncoderModel,
-    text: str | list[int],
-    pair: str | None,
-    cuts: bool,
-    tokenizer: ModelTokenizer,
-) -> EncodedText:
-    return replace(model, tokenizer=tokenizer).encode(text, pair, cuts=cuts)
 
 
 async def encode(
@@ -218,7 +199,8 @@ def _make_rerank_answer(
     order = sorted(range(len(texts)), key=lambda index: -values[index])
     results = []
     for index in order[: asked.top_n]:
-        entry: dict[str, Any] = {"index": index, "relevance_score": _squash(values[index])}
+        score = 0.5 * (1.0 + math.tanh(0.5 * values[index]))  # without overflow
+        entry: dict[str, Any] = {"index": index, "relevance_score": score}
         if asked.return_documents:
             entry["document"] = {"text": texts[index]}
         results.append(entry)
@@ -229,11 +211,6 @@ def _make_rerank_answer(
         "results": results,
         "usage": _make_usage(report),
     }
-
-
-def _squash(score: float) -> float:
-    """Return 1 / (1 + exp(-score)), without overflow."""
-    return 0.5 * (1.0 + math.tanh(0.5 * score))
 
 
 def _make_usage(report: Report) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from splitup.client.text.generation import TextModel
-from splitup_gateway.apis.answers import AnswerChoice, Event, EventStream, make_cost
+from splitup_gateway.apis.answers import AnswerChoice, AnswerForm, Event, make_cost
 from splitup_gateway.apis.messages import MessagesRequest
 from splitup_gateway.apis.thoughts import Thought
 from splitup_gateway.apis.tools import AnswerPart, ToolCall
@@ -27,30 +27,23 @@ _ERRORS: Final = {
 }
 
 
-class MessagesForm(EventStream):
+class MessagesForm(AnswerForm):
     """The answer to one request; it has one choice."""
 
-    end_of_stream = b""
-
-    def __init__(
-        self, model: TextModel, asked: MessagesRequest, names: AnswerNames | None = None
-    ) -> None:
+    def __init__(self, model: TextModel, asked: MessagesRequest, names: AnswerNames) -> None:
         self._model = model
         self._asked = asked
-        self._id = (names or AnswerNames()).make_id("msg_")
+        self._id = names.make_id("msg_")
         self._block = 0  # the number of the next or open one
         self._open: type[str | Thought] | None = None  # what the open block is of
 
     def tell(self, choice: AnswerChoice, note: str) -> bytes:
-        """Return a ping."""
         return self.encode({"type": "ping"}, note)
 
     def describe_error(self, error: ApiError, choices: Sequence[AnswerChoice]) -> Event:
-        """Return the event of an error that ends a stream early."""
         return describe_error(error)
 
     def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:
-        """Return the whole answer."""
         [choice] = choices
         return {
             **self._describe(),
@@ -60,7 +53,6 @@ class MessagesForm(EventStream):
         }
 
     def begin(self, choice: AnswerChoice) -> list[Event]:
-        """Return the events before the first token."""
         usage = {**_count_tokens(choice.report), "output_tokens": 0}
         message = {**self._describe(), "content": [], "stop_reason": None, "stop_sequence": None}
         return [
@@ -69,11 +61,9 @@ class MessagesForm(EventStream):
         ]
 
     def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return the events of one token."""
         return [event for part in parts for event in self._add_part(part)]
 
     def end(self, choice: AnswerChoice, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return the events after the last token."""
         return [event for part in parts for event in self._add_part(part)] + self._end_block()
 
     def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:

@@ -10,10 +10,9 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
-from splitup_gateway.apis.formats import RequestFields
-from splitup_gateway.apis.image_parts import TextPart
+from splitup_gateway.apis.formats import RequestFields, TextPart
 from splitup_gateway.apis.requests import MAX_MESSAGES, ChatRequest, ReasoningEffort, parse_request
 from splitup_gateway.apis.tools import MAX_TOOLS, FunctionName
 from splitup_gateway.errors import ApiError
@@ -163,6 +162,11 @@ class MessageTool(RequestFields):
             raise ValueError('the input of a tool is an object: "type": "object"')
         return self
 
+    def convert(self) -> dict[str, Any]:
+        """Return it as chats name it."""
+        function = {"name": self.name, "description": self.description, "strict": self.strict}
+        return {"type": "function", "function": {**function, "parameters": self.input_schema}}
+
 
 class MessageToolChoice(RequestFields):
     """Whether tools are called: "any" says that one must be, "tool" which one."""
@@ -215,17 +219,7 @@ class CappedChat(ChatRequest):
     caps_limit = True
 
 
-def _find_role(message: Any) -> str:
-    role = message.get("role") if isinstance(message, dict) else getattr(message, "role", "")
-    return str(role)
-
-
-AnyMessage = Annotated[
-    Annotated[UserMessage, Tag("user")]
-    | Annotated[AssistantMessage, Tag("assistant")]
-    | Annotated[SystemMessage, Tag("system")],
-    Discriminator(_find_role),
-]
+AnyMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
 
 
 class CountRequest(RequestFields):
@@ -245,7 +239,7 @@ class CountRequest(RequestFields):
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def convert(self) -> ChatRequest:
+    def convert(self, **_: object) -> ChatRequest:
         """Return the same request of the OpenAI API. Raises ApiError."""
         if self.messages[-1].role == "assistant":
             raise ApiError(
@@ -267,7 +261,7 @@ class CountRequest(RequestFields):
         if self.thinking is not None:
             fields["reasoning"] = {"enabled": self.thinking.type != "disabled"}
         if self.tools:
-            fields["tools"] = [_convert_tool(tool) for tool in self.tools]
+            fields["tools"] = [tool.convert() for tool in self.tools]
         if self.tool_choice is not None:
             fields |= self.tool_choice.convert()
         if (config := self.output_config) is not None:
@@ -290,28 +284,9 @@ class MessagesRequest(CountRequest):
     seed: int | None = None  # of this server
 
     def _make_fields(self) -> dict[str, Any]:
-        return {
-            **super()._make_fields(),
-            "max_tokens": self.max_tokens,
-            "stop": self.stop_sequences,
-            "stream": self.stream,
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "seed": self.seed,
-        }
-
-
-def _convert_tool(tool: MessageTool) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.input_schema,
-            "strict": tool.strict,
-        },
-    }
+        same = ("max_tokens", "stream", "temperature", "top_k", "top_p", "seed")
+        fields = {name: getattr(self, name) for name in same}
+        return {**super()._make_fields(), **fields, "stop": self.stop_sequences}
 
 
 def _join(content: str | Sequence[TextBlock]) -> str:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AfterValidator, AliasChoices, Field
 
 from splitup.client.text.generation import TextModel
-from splitup_gateway.apis.answers import AnswerChoice, Event, make_cost
+from splitup_gateway.apis.answers import AnswerChoice, AnswerForm, Event, make_cost
 from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.apis.requests import (
     MAX_MESSAGES,
@@ -44,6 +44,9 @@ TAKEN: Final = frozenset(
         *("presence_penalty", "frequency_penalty"),
     }
 )
+
+
+ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
 
 
 class OllamaCall(RequestFields):
@@ -74,7 +77,7 @@ class OllamaMessage(RequestFields):
 
 
 class _OllamaRequest(RequestFields):
-    model: str
+    model: ModelName
     stream: bool | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
@@ -83,7 +86,7 @@ class _OllamaRequest(RequestFields):
 
     def make_fields(self) -> dict[str, Any]:
         """Return the fields that all requests of the OpenAI API have. Raises ApiError."""
-        fields: dict[str, Any] = {"model": self.model.removesuffix(":latest"), **_DEFAULTS}
+        fields: dict[str, Any] = {"model": self.model, **_DEFAULTS}
         for name, value in (self.options or {}).items():
             if name == "num_predict":
                 fields["max_tokens"] = None if value in (-1, -2) else value
@@ -136,7 +139,7 @@ class OllamaChatRequest(_OllamaRequest):
     messages: Annotated[list[OllamaMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
 
-    def convert(self) -> ChatRequest:
+    def convert(self, **_: object) -> ChatRequest:
         """Return the same request of the OpenAI API."""
         messages: list[dict[str, Any]] = []
         waiting: list[str] = []  # calls whose result is still to come; Ollama's have no id
@@ -146,16 +149,11 @@ class OllamaChatRequest(_OllamaRequest):
             if message.thinking and message.role == "assistant":
                 known["reasoning_content"] = message.thinking
             if message.tool_calls:
-                calls = [
-                    {
-                        "id": call.id or f"call_{place}_{number}",
-                        "function": {
-                            "name": call.function.name,
-                            "arguments": json.dumps(call.function.arguments),
-                        },
-                    }
-                    for number, call in enumerate(message.tool_calls)
-                ]
+                calls = []
+                for number, call in enumerate(message.tool_calls):
+                    arguments = json.dumps(call.function.arguments)
+                    function = {"name": call.function.name, "arguments": arguments}
+                    calls.append({"id": call.id or f"call_{place}_{number}", "function": function})
                 known["tool_calls"] = calls
                 waiting = [str(call["id"]) for call in calls]
             if message.role == "tool":
@@ -180,53 +178,38 @@ def _make_content(text: str, images: Sequence[str] | None) -> str | list[dict[st
 class ShowRequest(RequestFields):
     """POST /api/show; ``name`` is the older name of ``model``."""
 
-    name: Annotated[str, Field(validation_alias=AliasChoices("model", "name"))]
+    name: Annotated[ModelName, Field(validation_alias=AliasChoices("model", "name"))]
     verbose: bool | None = None
 
 
-@dataclass(slots=True)
-class OllamaForm:
+@dataclass
+class OllamaForm(AnswerForm):
     """The answer of /api/generate, or with ``is_chat`` of /api/chat, a line for each piece."""
 
     model: TextModel
     is_chat: bool
-    content_type: str = "application/x-ndjson"
-    end_of_stream: bytes = b""
+    content_type = "application/x-ndjson"
     began_ns: int = field(default_factory=time.perf_counter_ns)
 
-    def encode(self, event: Event) -> bytes:
-        """Return a line."""
+    def encode(self, event: Event, note: str = "") -> bytes:
         return json.dumps(event, ensure_ascii=False).encode() + b"\n"
 
     def tell(self, choice: AnswerChoice, note: str) -> bytes:
-        """Return a line that adds nothing."""
         return self.encode({**self._make([]), "done": False})
 
     def describe_error(self, error: ApiError, choices: Sequence[AnswerChoice]) -> Event:
-        """Return an error as Ollama's clients read it."""
         return describe_error(error)
 
     def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:
-        """Return the whole answer."""
         [choice] = choices
         return {**self._make(choice.parts), **self._make_end(choice)}
 
-    def begin(self, choice: AnswerChoice) -> list[Event]:
-        """Return nothing: an answer begins with its first piece."""
-        return []
-
     def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return a line of what a token added."""
         return [{**self._make(parts), "done": False}] if parts else []
 
     def end(self, choice: AnswerChoice, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return the last lines."""
         ended = {**self._make([]), **self._make_end(choice)}
         return [*([{**self._make(parts), "done": False}] if parts else []), ended]
-
-    def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:
-        """Return nothing: there is one choice, and it has ended."""
-        return []
 
     def _make(self, parts: Sequence[AnswerPart]) -> Event:
         text = "".join(part for part in parts if isinstance(part, str))

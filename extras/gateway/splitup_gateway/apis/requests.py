@@ -17,14 +17,22 @@ from splitup.client.text.grammar import Grammar
 from splitup.core.codec import parse_json
 from splitup.decode.adjusted_sampler import MAX_TOP_LOGPROBS, Adjustments
 from splitup.decode.sampler import Sampler
-from splitup_gateway.apis.formats import AnswerFormat, RequestFields, TokenId
-from splitup_gateway.apis.image_parts import ImagePart, TextPart, join_content, list_images
+from splitup_gateway.apis.formats import (
+    AnswerFormat,
+    ImagePart,
+    RequestFields,
+    TextPart,
+    TokenId,
+    join_content,
+    list_images,
+)
 from splitup_gateway.apis.tools import (
     MAX_TOOLS,
     AllowedChoice,
     Tool,
     Toolbox,
     ToolChoice,
+    ToolMode,
     make_toolbox,
 )
 from splitup_gateway.errors import ApiError
@@ -34,6 +42,7 @@ MAX_CHOICES: Final = 16  # texts of one request: ``n`` times the number of promp
 MAX_PROMPTS: Final = 16
 MAX_MESSAGES: Final = 2_048
 DEFAULT_COMPLETION_TOKENS: Final = 16
+Texts = str | list[TokenId] | list[str | list[TokenId]]  # one, or several; as tokens, too
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -52,6 +61,19 @@ class MessageCall(RequestFields):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
+
+    def to_template(self) -> dict[str, Any]:
+        """Return it as chat templates expect it; raise ApiError for no JSON object."""
+        try:
+            value = parse_json(self.function.arguments or "{}")
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise ApiError(
+                f"the arguments of the call '{self.id:.80}' are no JSON object", param="arguments"
+            )
+        function = {"name": self.function.name, "arguments": value}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 class ChatMessage(RequestFields):
@@ -95,10 +117,7 @@ class ChatMessage(RequestFields):
         role = "system" if self.role == "developer" else self.role
         found: dict[str, Any] = {"role": role, "content": join_content(self.content or "")}
         if self.tool_calls:
-            calls = [(call.id, call.function) for call in self.tool_calls]
-            found["tool_calls"] = [
-                make_template_call(key, each.name, each.arguments) for key, each in calls
-            ]
+            found["tool_calls"] = [call.to_template() for call in self.tool_calls]
         if self.tool_call_id is not None:
             found["tool_call_id"] = self.tool_call_id
         if self.reasoning_content is not None:
@@ -106,19 +125,6 @@ class ChatMessage(RequestFields):
         if self.name is not None:
             found["name"] = self.name
         return found
-
-
-def make_template_call(key: str, name: str, arguments: str) -> dict[str, Any]:
-    """Return a call as chat templates expect it; raise ApiError for no JSON object."""
-    try:
-        value = parse_json(arguments or "{}")
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise ApiError(
-            f"the arguments of the call '{key:.80}' are no JSON object", param="arguments"
-        )
-    return {"id": key, "type": "function", "function": {"name": name, "arguments": value}}
 
 
 class StreamOptions(RequestFields):
@@ -196,6 +202,8 @@ class Sampling(RequestFields):
 class _Generation(Sampling):
     """The fields that chats and completions share."""
 
+    format_field: ClassVar[str] = "response_format"  # as errors name it
+
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
     response_format: AnswerFormat | None = None
@@ -204,6 +212,10 @@ class _Generation(Sampling):
     def grammar(self) -> Grammar | None:
         """The form of the answer, None for any."""
         return None if self.response_format is None else self.response_format.make_grammar()
+
+    def convert(self, **_: object) -> Self:
+        """Return itself: other APIs' requests become one of these."""
+        return self
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -228,10 +240,26 @@ class Conversing(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
 
+
+class ChatRequest(_Generation, Conversing):
+    """POST /v1/chat/completions."""
+
+    caps_limit: ClassVar[bool] = False  # a limit beyond the context means: as far as it goes
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolMode | ToolChoice | AllowedChoice | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    modalities: list[Literal["text"]] | None = None
+
     @property
     def effort(self) -> str | None:
         """How much the model is to think, None without a wish."""
-        return None if self.reasoning is None else self.reasoning.effort
+        return self.reasoning_effort or (None if self.reasoning is None else self.reasoning.effort)
 
     def make_variables(self) -> dict[str, Any]:
         """Return what the chat template is given besides the conversation.
@@ -251,27 +279,6 @@ class Conversing(Sampling):
                 )
             made[name] = value
         return made
-
-
-class ChatRequest(_Generation, Conversing):
-    """POST /v1/chat/completions."""
-
-    caps_limit: ClassVar[bool] = False  # a limit beyond the context means: as far as it goes
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | AllowedChoice | None = None
-    reasoning_effort: ReasoningEffort | None = None
-    modalities: list[Literal["text"]] | None = None
-
-    @property
-    def effort(self) -> str | None:
-        """How much the model is to think, None without a wish."""
-        return self.reasoning_effort or super().effort
 
     def make_toolbox(self, template: str) -> Toolbox | None:
         """Return the tools, None without any; raise ApiError when the model cannot have them."""
@@ -304,7 +311,7 @@ class ChatRequest(_Generation, Conversing):
 class CompletionRequest(_Generation):
     """POST /v1/completions."""
 
-    prompt: str | list[TokenId] | list[str | list[TokenId]]
+    prompt: Texts
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: Literal[False] | None = None
@@ -314,15 +321,19 @@ class CompletionRequest(_Generation):
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each a text or tokens; raises ApiError for none or too many."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        tokens = [item for item in self.prompt if isinstance(item, int)]
-        if tokens:
-            return [tokens]
-        several = [item for item in self.prompt if not isinstance(item, int)]
-        if not 1 <= len(several) <= MAX_PROMPTS:
-            raise ApiError(f"give 1 to {MAX_PROMPTS} prompts, not {len(several)}", param="prompt")
-        return several
+        return list_texts("prompt", self.prompt, MAX_PROMPTS)
+
+
+def list_texts(field: str, given: Texts, most: int) -> list[str | list[int]]:
+    """Return the texts of a field, each a string or tokens; raise ApiError for too many."""
+    if isinstance(given, str):
+        return [given]
+    if tokens := [item for item in given if isinstance(item, int)]:
+        return [tokens]
+    several = [item for item in given if not isinstance(item, int)]
+    if not 1 <= len(several) <= most:
+        raise ApiError(f"give 1 to {most} {field}s, not {len(several)}", param=field)
+    return several
 
 
 def parse_body(body: bytes) -> object:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from splitup.client.text.grammar import Grammar
 from splitup.decode.adjusted_sampler import MAX_TOP_LOGPROBS
-from splitup_gateway.apis.formats import FlatAnswerFormat, RequestFields, TextFormat
-from splitup_gateway.apis.image_parts import ResponseImage, join_content, list_images
+from splitup_gateway.apis.formats import (
+    Detail,
+    FlatAnswerFormat,
+    FlatJsonSchemaFormat,
+    RequestFields,
+    TextFormat,
+)
 from splitup_gateway.apis.requests import (
     MAX_MESSAGES,
+    ChatRequest,
     Conversing,
     StreamOptions,
-    make_template_call,
+    parse_request,
 )
 from splitup_gateway.apis.tools import (
     MAX_TOOLS,
     FlatAllowedChoice,
     FlatTool,
     FlatToolChoice,
-    Toolbox,
-    make_toolbox,
+    ToolMode,
 )
 
 
@@ -41,6 +46,14 @@ class ResponsePart(RequestFields):
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+
+
+class ResponseImage(RequestFields):
+    """An image."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Detail | None = None
 
 
 class MessageItem(RequestFields):
@@ -116,6 +129,12 @@ ResponseItem = Annotated[
 ]
 
 
+class ResponseChat(ChatRequest):
+    """A chat that was asked for as a response."""
+
+    format_field = "text.format"
+
+
 class ResponseRequest(Conversing):
     """POST /v1/responses. Nothing is stored, so that ``previous_response_id`` is not supported."""
 
@@ -132,20 +151,7 @@ class ResponseRequest(Conversing):
         None
     )
     tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FlatToolChoice | FlatAllowedChoice | None = (
-        None
-    )
-
-    @property
-    def limit(self) -> int | None:
-        """The most tokens of the answer, None without a wish."""
-        return self.max_output_tokens
-
-    @property
-    def recorded_logprobs(self) -> int | None:
-        """How many of the likeliest tokens are reported with each token; None: no report."""
-        is_asked = "message.output_text.logprobs" in (self.include or ())
-        return (self.top_logprobs or 0) if is_asked else self.top_logprobs
+    tool_choice: ToolMode | FlatToolChoice | FlatAllowedChoice | None = None
 
     @property
     def format(self) -> FlatAnswerFormat:
@@ -153,22 +159,28 @@ class ResponseRequest(Conversing):
         asked = None if self.text is None else self.text.format
         return asked or TextFormat(type="text")
 
-    @property
-    def grammar(self) -> Grammar | None:
-        """The form of the answer, None for any."""
-        return self.format.make_grammar()
+    def convert(self, **_: object) -> ChatRequest:
+        """Return the same request of the API of chats. Raises ApiError."""
+        form, choice = self.format, self.tool_choice
+        is_reported = "message.output_text.logprobs" in (self.include or ())
+        fields = {
+            **{name: getattr(self, name) for name in Conversing.model_fields},
+            "messages": self._list_messages(),
+            "max_completion_tokens": self.max_output_tokens,
+            "logprobs": is_reported or self.top_logprobs is not None,
+            "top_logprobs": self.top_logprobs,
+            "response_format": form,
+            "tools": [{"type": "function", "function": tool} for tool in self.tools or ()] or None,
+            "tool_choice": choice,
+        }
+        if isinstance(form, FlatJsonSchemaFormat):
+            fields["response_format"] = {"type": form.type, "json_schema": form}
+        if choice is not None and not isinstance(choice, str):
+            name = "function" if isinstance(choice, FlatToolChoice) else "allowed_tools"
+            fields["tool_choice"] = {"type": choice.type, name: choice}
+        return parse_request(ResponseChat, fields)
 
-    def make_toolbox(self, template: str) -> Toolbox | None:
-        """Return the tools, None without any; raise ApiError when the model cannot have them."""
-        return make_toolbox(
-            self.tools or (),
-            self.tool_choice,
-            is_parallel=self.parallel_tool_calls is not False,
-            template=template,
-        )
-
-    def list_messages(self) -> list[dict[str, Any]]:
-        """Return the conversation as chat templates expect it."""
+    def _list_messages(self) -> list[dict[str, Any]]:
         items = self.input
         if isinstance(items, str):
             items = [MessageItem(role="user", content=items)]
@@ -181,22 +193,30 @@ class ResponseRequest(Conversing):
                 if item.text:
                     thought = {"reasoning_content": item.text}
             elif isinstance(item, CallItem):
-                call = make_template_call(item.call_id, item.name, item.arguments)
+                function = {"name": item.name, "arguments": item.arguments}
                 if thought or not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": "", **thought})
                     thought = {}
-                messages[-1].setdefault("tool_calls", []).append(call)
+                calls = messages[-1].setdefault("tool_calls", [])
+                calls.append({"id": item.call_id, "function": function})
             elif isinstance(item, CallOutputItem):
-                output = join_content(item.output)
+                output = _convert_content(item.output)
                 messages.append({"role": "tool", "content": output, "tool_call_id": item.call_id})
             else:
-                role = "system" if item.role == "developer" else item.role
-                said = {"role": role, "content": join_content(item.content)}
-                messages.append({**said, **thought} if role == "assistant" else said)
+                said = {"role": item.role, "content": _convert_content(item.content)}
+                messages.append({**said, **thought} if item.role == "assistant" else said)
                 thought = {}
         return messages
 
-    def list_images(self) -> tuple[bytes, ...]:
-        """Return the files of its images in their order; raise ApiError for no data URL."""
-        items = () if isinstance(self.input, str) else self.input
-        return list_images([item.content for item in items if isinstance(item, MessageItem)])
+
+def _convert_content(
+    content: str | Sequence[ResponsePart | ResponseImage],
+) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "image_url", "image_url": {"url": part.image_url}}
+        if isinstance(part, ResponseImage)
+        else {"type": "text", "text": part.text}
+        for part in content
+    ]

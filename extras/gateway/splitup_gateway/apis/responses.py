@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from splitup.client.text.generation import TextModel
-from splitup_gateway.apis.answers import AnswerChoice, Event, EventStream, describe_token, make_cost
+from splitup_gateway.apis.answers import AnswerChoice, AnswerForm, Event, list_logprobs, make_cost
 from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.apis.thoughts import Thought
 from splitup_gateway.apis.tools import AnswerPart, ToolCall
@@ -17,15 +17,10 @@ from splitup_gateway.names import AnswerNames
 _SUMMARY: Final = "response.reasoning_summary"  # which has all that the model thought
 
 
-class ResponseForm(EventStream):
+class ResponseForm(AnswerForm):
     """The answer to one request; it has one choice."""
 
-    end_of_stream = b""
-
-    def __init__(
-        self, model: TextModel, asked: ResponseRequest, names: AnswerNames | None = None
-    ) -> None:
-        names = names or AnswerNames()
+    def __init__(self, model: TextModel, asked: ResponseRequest, names: AnswerNames) -> None:
         self._model = model
         self._asked = asked
         self._id = names.make_id("resp_")
@@ -35,7 +30,6 @@ class ResponseForm(EventStream):
         self._events = 0
 
     def make_answer(self, choices: Sequence[AnswerChoice]) -> Event:
-        """Return the whole answer."""
         [choice] = choices
         is_cut = choice.report.finish_reason == "length"
         parts = choice.parts or [""]
@@ -47,7 +41,6 @@ class ResponseForm(EventStream):
         }
 
     def begin(self, choice: AnswerChoice) -> list[Event]:
-        """Return the events before the first token."""
         started = {**self._describe("in_progress"), "output": [], "usage": None}
         return [
             self._make("response.created", response=started),
@@ -68,8 +61,7 @@ class ResponseForm(EventStream):
         return {"type": "response.failed", "sequence_number": self._events, "response": response}
 
     def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return the events of one token."""
-        logprobs = self._list_logprobs([piece])
+        logprobs = list_logprobs([piece])
         events = []
         for part in parts:
             events += self._add_part(choice, part, logprobs)
@@ -77,7 +69,6 @@ class ResponseForm(EventStream):
         return events
 
     def end(self, choice: AnswerChoice, parts: Sequence[AnswerPart]) -> list[Event]:
-        """Return the events after the last token."""
         events = []
         for part in parts or [""] * (not choice.parts):
             events += self._add_part(choice, part, [])
@@ -147,7 +138,6 @@ class ResponseForm(EventStream):
         return [*told, self._make("response.output_item.done", output_index=index, item=item)]
 
     def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:
-        """Return the event with the whole answer."""
         answer = self.make_answer(choices)
         return [self._make(f"response.{answer['status']}", response=answer)]
 
@@ -199,7 +189,7 @@ class ResponseForm(EventStream):
             summary = [_make_summary(part.text)]
             return {"id": item_id, "type": "reasoning", "status": status, "summary": summary}
         is_first = not any(isinstance(each, str) for each in choice.parts[:place])
-        logprobs = self._list_logprobs(choice.pieces) if is_first else []
+        logprobs = list_logprobs(choice.pieces) if is_first else []
         return {
             "id": item_id,
             "type": "message",
@@ -207,15 +197,6 @@ class ResponseForm(EventStream):
             "status": status,
             "content": [_make_part(part, logprobs)],
         }
-
-    def _list_logprobs(self, pieces: Sequence[Piece]) -> list[Event]:
-        found = []
-        for piece in pieces:
-            if piece.choice is not None:
-                entry = describe_token(piece, piece.choice.token, piece.choice.logprob)
-                top = [describe_token(piece, *other) for other in piece.choice.top]
-                found.append({**entry, "top_logprobs": top})
-        return found
 
 
 def _make_call_item(item_id: str, call: ToolCall) -> Event:

@@ -18,7 +18,7 @@ from splitup_gateway.errors import ApiError
 from splitup_gateway.generation import (
     GenerationOptions,
     Piece,
-    PlacesImages,
+    PlaceImages,
     Report,
     Speculate,
     generate_text,
@@ -33,7 +33,7 @@ async def generate_all(
     texts: Sequence[GenerationOptions],
     choices: Sequence[AnswerChoice],
     charge: Charge,
-    images: PlacesImages | None = None,
+    images: PlaceImages | None = None,
 ) -> AsyncGenerator[tuple[AnswerChoice, Piece | None], None]:
     """Yield the tokens of all choices, one choice after the other; None ends a choice.
 
@@ -59,15 +59,13 @@ async def write_whole(
             choice.finish()
         else:
             choice.append(piece)
-    reports = [choice.report for choice in choices]
+    await answer(stream, form.make_answer(choices), [choice.report for choice in choices])
+
+
+async def answer(stream: Stream, body: object, reports: Sequence[Report]) -> None:
+    """Give a whole answer, and what it cost."""
     cost = sum(report.total_micro_usdc for report in reports)
-    await answer(
-        stream, form.make_answer(choices), make_headers(reports) | {"x-splitup-cost": str(cost)}
-    )
-
-
-async def answer(stream: Stream, body: object, headers: dict[str, str]) -> None:
-    """Give a whole answer."""
+    headers = make_headers(reports) | {"x-splitup-cost": str(cost)}
     stream.begin(Head("application/json", headers, is_streamed=False))
     await stream.append([json.dumps(body).encode()])
 
@@ -101,10 +99,8 @@ async def write_events(
     finally:
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
-    last = [form.encode(event) for event in form.finish(choices)]
-    if form.end_of_stream:
-        last.append(form.end_of_stream)
-    await writer.note("finish", choices[-1], last)
+    ends = [form.end_of_stream] if form.end_of_stream else []
+    await writer.write("finish", choices[-1], [*form.finish(choices), *ends])
 
 
 def replay(stream: Stream, form: AnswerForm, choices: Sequence[AnswerChoice]) -> None:
@@ -152,19 +148,18 @@ class _Writer:
         return Head(self.form.content_type, headers, True, self.fail, self.describe_state)
 
     async def write(
-        self, what: str, choice: AnswerChoice, events: Sequence[Event], piece: Piece | None = None
-    ) -> None:
-        """Add events to the stream."""
-        await self.note(what, choice, [self.form.encode(event) for event in events], piece)
-
-    async def note(
-        self, what: str, choice: AnswerChoice, events: Sequence[bytes], piece: Piece | None = None
+        self,
+        what: str,
+        choice: AnswerChoice,
+        events: Sequence[Event | bytes],
+        piece: Piece | None = None,
     ) -> None:
         """Add events to the stream, with what ``replay`` needs of them."""
+        made = [one if isinstance(one, bytes) else self.form.encode(one) for one in events]
         note = {"is": what, "of": choice.index}
         if piece is not None:
             note["piece"] = piece.save()
-        await self.stream.append(events, note)
+        await self.stream.append(made, note)
 
     def describe_state(self) -> dict[str, Any]:
         """Return what the answer took so far, and what it may cost by its client's word."""
@@ -189,7 +184,7 @@ class _Writer:
 
     async def _tell(self) -> None:
         current = self.choices[max(self.begun)]
-        await self.note("tell", current, [self.form.tell(current, current.describe_progress())])
+        await self.write("tell", current, [self.form.tell(current, current.describe_progress())])
 
 
 def make_headers(reports: Sequence[Report]) -> dict[str, str]:

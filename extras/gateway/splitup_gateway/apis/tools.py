@@ -29,6 +29,7 @@ MAX_TOOLS: Final = 128
 MAX_CALLS: Final = 32  # of one answer under a grammar
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 
+ToolMode = Literal["none", "auto", "required"]
 FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,128}$")]
 
 
@@ -106,9 +107,6 @@ class FlatAllowedChoice(AllowedTools):
     """Some of the tools, as responses name them."""
 
     type: Literal["allowed_tools"]
-
-
-AnyChoice = str | ToolChoice | FlatToolChoice | AllowedChoice | FlatAllowedChoice | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +204,7 @@ class Toolbox:
 
 def make_toolbox(
     functions: Sequence[Function],
-    choice: AnyChoice,
+    choice: str | ToolChoice | AllowedChoice | None,
     *,
     is_parallel: bool,
     template: str,
@@ -226,7 +224,7 @@ def make_toolbox(
         if name not in known:
             raise ApiError(f"there is no tool '{name}'", param="tool_choice")
     allowed = tuple(known[name] for name in dict.fromkeys(names)) or tuple(functions)
-    if isinstance(choice, ToolChoice | FlatToolChoice):
+    if isinstance(choice, ToolChoice):
         is_parallel = False
     syntax = find_syntax(template)
     if syntax is None:
@@ -237,21 +235,18 @@ def make_toolbox(
     return Toolbox(tuple(functions), syntax, allowed, mode == "required", is_parallel)
 
 
-def _read_choice(choice: AnyChoice) -> tuple[str, list[str]]:
+def _read_choice(choice: str | ToolChoice | AllowedChoice | None) -> tuple[str, list[str]]:
     """Return "none", "auto" or "required", and the names of what may be called, if not all."""
     match choice:
         case None:
             return "auto", []
         case str():
             return choice, []
-        case ToolChoice() | FlatToolChoice():
-            return "required", [_get_name(choice)]
-        case AllowedChoice(allowed_tools=some) | (FlatAllowedChoice() as some):
-            return some.mode, [_get_name(each) for each in some.tools]
-
-
-def _get_name(choice: ToolChoice | FlatToolChoice) -> str:
-    return choice.function.name if isinstance(choice, ToolChoice) else choice.name
+        case ToolChoice():
+            return "required", [choice.function.name]
+        case AllowedChoice(allowed_tools=some):
+            named = [one.function if isinstance(one, ToolChoice) else one for one in some.tools]
+            return some.mode, [one.name for one in named]
 
 
 def find_syntax(template: str) -> Syntax | None:
@@ -262,8 +257,8 @@ def find_syntax(template: str) -> Syntax | None:
 class CallParser:
     """Finds the calls in an answer, piece by piece; text that may begin a call is held back."""
 
-    def __init__(self, toolbox: Toolbox, names: AnswerNames | None = None) -> None:
-        self._made = names or AnswerNames()
+    def __init__(self, toolbox: Toolbox, names: AnswerNames) -> None:
+        self._made = names
         self._syntax = toolbox.syntax
         self._names = {function.name for function in toolbox.allowed}
         self._must_call = toolbox.must_call

@@ -1,10 +1,11 @@
-"""``splitup keys``: who may use ``splitup serve``, and for how much."""
+"""``splitup keys``: who may use ``splitup serve``, for how much, and in which database that is."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,11 +13,29 @@ import typer
 from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import Output, print_table
 from splitup.cli.options import ConfigFlag
+from splitup.config import find_network_file
 from splitup.core.extras import require
-from splitup_gateway.commands.databases import KeysFlag, find_keys_url
 
 if TYPE_CHECKING:
     from splitup_gateway.api_keys import ApiKey
+
+
+KeysFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--keys",
+        metavar="URL",
+        help="Database of API keys (default: api-keys.sqlite beside the network's file).",
+    ),
+]
+IndexFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--index",
+        metavar="URL",
+        help="Database of the explorer (default: explorer.sqlite beside the network's file).",
+    ),
+]
 
 
 class Action(StrEnum):
@@ -120,3 +139,19 @@ def _show(output: Output, found: list[ApiKey]) -> None:
             "revoked" if key.is_revoked else "valid",
         )
     print_table(output.out, table)
+
+
+def find_database_url(url: str | None, config: Path | None, name: str) -> str:
+    """Return the URL of a database, in SQLAlchemy's form: by default a file of this name."""
+    return url or f"sqlite:///{find_network_file(config).absolute().parent / name}"
+
+
+def find_streams_folder(config: Path | None, host: str, port: int) -> Path | None:
+    """Return where a server at this address keeps streams; none at a port that is drawn."""
+    folder = find_network_file(config).absolute().parent / "streams"
+    return folder / f"{host}:{port}" if port else None
+
+
+def find_keys_url(keys: str | None, config: Path | None) -> str:
+    """Return the URL of the database of API keys."""
+    return find_database_url(keys, config, "api-keys.sqlite")

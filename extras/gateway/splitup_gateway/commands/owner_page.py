@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption, open_account
 
 from splitup.cli.command import as_command
 from splitup.cli.console import Output
+from splitup.core.event_loop import catch_signals
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -24,8 +24,8 @@ _DAYS: Final = 14
 _KEPT_S: Final = 2.0  # that an answer serves all tabs that ask
 
 
-@as_command
-def command(
+@as_command(interrupted="stopped")
+async def command(
     config: ConfigOption = DEFAULT_CONFIG,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="A loopback address.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65_535)] = _DEFAULT_PORT,
@@ -33,30 +33,23 @@ def command(
     output: Output,
 ) -> None:
     """Show what status and earnings say on a page in the browser of this machine."""
-    from splitup.core import event_loop
     from splitup.core.errors import InvalidInput
     from splitup.net.endpoints import is_loopback
+    from splitup.net.http import serve_app
 
     if not is_loopback(host):
         raise InvalidInput(
             f"--host {host} is not a loopback address, and the page asks for no key; look at "
             "it from elsewhere through ssh -L"
         )
-    with contextlib.suppress(KeyboardInterrupt):  # how one stops it
-        event_loop.run(_serve(config, output, host, port))
-
-
-async def _serve(config: Path, output: Output, host: str, port: int) -> None:
-    from splitup.net.http import serve_app
-
     async with open_account(config) as account:
         server = await serve_app(make_owner_app(account, config), host, port)
         output.say(f"the node's page: {server.url}")
         output.hint("Ctrl-C: stop")
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await server.close()
+        stopped = asyncio.Event()
+        with catch_signals(stopped):
+            await stopped.wait()
+        await server.close()
 
 
 def make_owner_app(account: Account, config: Path) -> web.Application:

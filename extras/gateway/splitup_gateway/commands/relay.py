@@ -49,7 +49,6 @@ async def command(
 
     from splitup_gateway.tcp_relay import (
         HostPort,
-        RelayLimits,
         TcpRelay,
         find_local_address,
         make_certificate,
@@ -59,14 +58,15 @@ async def command(
     host = find_local_address() if source.host in ("0.0.0.0", "::") else source.host
     context = None
     if tls:
-        made = make_certificate([host, "localhost", "127.0.0.1"])
-        context = made.context
-        output.say(f"certificate (SHA-256): {made.fingerprint}")
+        context, fingerprint = make_certificate([host, "localhost", "127.0.0.1"])
+        output.say(f"certificate (SHA-256): {fingerprint}")
         output.say(
             "no authority signed it: browsers open the page, but install no app from it "
             "(docs/guides/private-inference.md)"
         )
-    async with TcpRelay(source, target, RelayLimits(connections, idle_s=idle_s), context) as relay:
+    async with TcpRelay(
+        source, target, connections=connections, idle_s=idle_s, tls=context
+    ) as relay:
         scheme = "https" if tls else "http"
         url = f"{scheme}://{HostPort(host, relay.port)}/"
         picture = io.StringIO()

@@ -17,7 +17,7 @@ from splitup.cli.console import Output
 from splitup.cli.options import ConfigFlag, VerifyFlag
 from splitup.core.event_loop import catch_signals
 from splitup.core.extras import require
-from splitup_gateway.commands.databases import (
+from splitup_gateway.commands.keys import (
     IndexFlag,
     KeysFlag,
     find_database_url,
@@ -81,8 +81,8 @@ class ListenOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseFlags:
-    """How many executions are kept open, and how large they are."""
+class ServingFlags:
+    """How many executions are kept open, how texts are decoded, and what devices are served."""
 
     most: Annotated[
         int,
@@ -113,12 +113,6 @@ class LeaseFlags:
         ),
     ] = 1_200.0
     verify: VerifyFlag = None
-
-
-@dataclass(frozen=True, slots=True)
-class DecodingFlags:
-    """How texts are decoded; they are the same either way."""
-
     speculate: Annotated[
         list[str] | None,
         typer.Option(
@@ -128,28 +122,7 @@ class DecodingFlags:
             "registered model that this machine runs; repeatable.",
         ),
     ] = None
-
-    def find_drafts(self, models: list[str]) -> dict[str, str | None]:
-        """Return what drafts for each model: a model, "" for n-grams alone, None for nothing.
-
-        Raises InvalidInput for a model that is not served.
-        """
-        from splitup.core.errors import InvalidInput
-
-        found: dict[str, str | None] = dict.fromkeys(models)
-        for entry in self.speculate or []:
-            model, _, draft = entry.partition("=")
-            if model not in found:
-                raise InvalidInput(f"--speculate names '{model}', which is not served")
-            found[model] = draft
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class PrivateFlags:
-    """Whether private models are served to devices that keep their first and last layers."""
-
-    enabled: Annotated[
+    is_private: Annotated[
         bool,
         typer.Option(
             "--private",
@@ -188,13 +161,26 @@ class PrivateFlags:
         ),
     ] = None
 
+    def find_drafts(self, models: list[str]) -> dict[str, str | None]:
+        """Return what drafts for each model: a model, "" for n-grams alone, None for nothing.
+
+        Raises InvalidInput for a model that is not served.
+        """
+        from splitup.core.errors import InvalidInput
+
+        found: dict[str, str | None] = dict.fromkeys(models)
+        for entry in self.speculate or []:
+            model, _, draft = entry.partition("=")
+            if model not in found:
+                raise InvalidInput(f"--speculate names '{model}', which is not served")
+            found[model] = draft
+        return found
+
 
 @as_command(hint="loading", interrupted="stopped before the server was ready")
 async def command(
     listen: ListenOptions,
-    leases: LeaseFlags,
-    decoding: DecodingFlags,
-    private: PrivateFlags,
+    serving: ServingFlags,
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -229,8 +215,7 @@ async def command(
             )
         access = Access(table, needs_keys=is_public)
         index_url = find_database_url(index, config, "explorer.sqlite")
-        given = output, config, models, decoding, listen, tls, leases, private, access
-        await _serve(*given, index_url)
+        await _serve(output, config, models, listen, tls, serving, access, index_url)
 
 
 async def _find_models(net: Network) -> list[str]:
@@ -263,11 +248,9 @@ async def _serve(
     output: Output,
     config: ConfigFlag,
     models: list[str] | None,
-    decoding: DecodingFlags,
     listen: ListenOptions,
     tls: ssl.SSLContext | None,
-    leases: LeaseFlags,
-    private: PrivateFlags,
+    serving: ServingFlags,
     access: Access,
     index_url: str,
 ) -> None:
@@ -286,25 +269,25 @@ async def _serve(
     from splitup_gateway.timelines import Timelines
 
     options = LeaseOptions(
-        leases.most, leases.warm, leases.steps, leases.seconds, verify=leases.verify
+        serving.most, serving.warm, serving.steps, serving.seconds, verify=serving.verify
     )
     stopped = asyncio.Event()
     timelines = Timelines()
     async with contextlib.AsyncExitStack() as stack:
         net = await stack.enter_async_context(SplitUp.connect(config))
-        await check_deadline(net.chain, leases.seconds, "--lease-seconds")
-        drafts = decoding.find_drafts(models or await _find_models(net))
+        await check_deadline(net.chain, serving.seconds, "--lease-seconds")
+        drafts = serving.find_drafts(models or await _find_models(net))
         explorer = await stack.enter_async_context(run_explorer(net, index_url))
-        hosts = tuple(private.adapter_hosts or ())
-        signers = tuple(private.adapter_signers or ())
-        sessions = SessionOptions(private.sessions, private.ttl_s, hosts, signers)
-        offered = sessions if private.enabled else None
+        hosts = tuple(serving.adapter_hosts or ())
+        signers = tuple(serving.adapter_signers or ())
+        sessions = SessionOptions(serving.sessions, serving.ttl_s, hosts, signers)
+        offered = sessions if serving.is_private else None
         folder = find_streams_folder(config, listen.host, listen.port)
         api = ApiServer(net, options, access, timelines, offered, folder)
         try:
             for model, draft in drafts.items():
                 await api.add_model(model, draft)
-            if private.enabled and not api.private_models:
+            if serving.is_private and not api.private_models:
                 raise InvalidInput(
                     "no model here is private; register one with: splitup-deploy register "
                     "--private K, or leave out --private"

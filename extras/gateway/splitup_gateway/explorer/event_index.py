@@ -149,15 +149,8 @@ class EventIndex:
                 "log_index": event.log_index,
                 "block_hash": event.block_hash,
             }
-            rows.append(
-                place
-                | {
-                    "transaction": event.transaction,
-                    "contract": event.contract,
-                    "name": event.name,
-                    "args": json.dumps(dict(event.args), default=_describe_blob),
-                }
-            )
+            args = json.dumps(dict(event.args), default=_describe_blob)
+            rows.append({name: getattr(event, name) for name in _EVENTS.c.keys()} | {"args": args})
             execution_id = event.args.get("executionId", "")
             mentions += [
                 place | mention._asdict() | {"execution_id": execution_id} for mention in found
@@ -325,12 +318,4 @@ def _describe_blob(value: object) -> str:
 
 
 def _read(row: sql.Row[Any]) -> ChainEvent:
-    return ChainEvent(
-        name=row.name,
-        args=json.loads(row.args),
-        block_number=row.block_number,
-        block_hash=row.block_hash,
-        log_index=row.log_index,
-        transaction=row.transaction,
-        contract=row.contract,
-    )
+    return ChainEvent(**{**row._mapping, "args": json.loads(row.args)})

@@ -47,15 +47,8 @@ MOST_LOOKUPS: Final = 4  # of plans and verdicts at once: each asks members, and
 MODELS_SEARCHED: Final = 50  # latest ones, for the names of a node's tasks
 
 
-class NotFound(Refused):
-    """The network has no object of this name."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, status=404)
-
-
 class Explorer:
-    """Answers for one network. Raises NotFound, and Unavailable when the network is silent."""
+    """Answers for one network; raises Refused for unknown objects, Unavailable in its silence."""
 
     def __init__(self, net: Network, index: EventIndex) -> None:
         self._net = net
@@ -114,21 +107,15 @@ class Explorer:
 
     async def list_models(self, before: EventPlace | None = None) -> View:
         """Return a page of registered models, the latest first."""
-        events = await asyncio.to_thread(
-            self._index.list_events, names=["ModelRegistered"], before=before, limit=PAGE + 1
-        )
+        events = await self._list_events(names=["ModelRegistered"], before=before, limit=PAGE + 1)
         holders = count_holders(await self._fetch_snapshot_or_none())
         rows = [describe_model(event, holders) for event in events[:PAGE]]
         return {"models": rows, "next": get_next(events)}
 
     async def list_executions(self, subject: str = "", before: EventPlace | None = None) -> View:
         """Return a page of requests, the latest first: of all, or of one client or model."""
-        events = await asyncio.to_thread(
-            self._index.list_events,
-            subject,
-            names=["RequestNodeSelections"],
-            before=before,
-            limit=PAGE + 1,
+        events = await self._list_events(
+            subject, names=["RequestNodeSelections"], before=before, limit=PAGE + 1
         )
         return {
             "executions": await self._describe_executions(events[:PAGE]),
@@ -171,12 +158,12 @@ class Explorer:
         """Return a model's tasks and edges, with the holders of each task."""
         event = await self._find_registration(model_id)
         if event is None:
-            raise NotFound(f"no model {model_id:.80} is registered")
+            raise Refused(f"no model {model_id:.80} is registered", status=404)
         holders = count_holders(await self._fetch_snapshot_or_none())
         totals, revenue, retired, labels = await asyncio.gather(
             asyncio.to_thread(self._index.sum_roles, model_id),
             asyncio.to_thread(self._index.sum_costs, model_id),
-            asyncio.to_thread(self._index.list_events, model_id, names=["ModelRetired"], limit=1),
+            self._list_events(model_id, names=["ModelRetired"], limit=1),
             self._fetch_labels(model_id),
         )
         requests = totals["model"].count - 1 - len(retired) if "model" in totals else 0
@@ -292,13 +279,13 @@ class Explorer:
         """Return what an account is, earned and lost, and a page of its events."""
         totals, events, snapshot = await asyncio.gather(
             asyncio.to_thread(self._index.sum_roles, address),
-            asyncio.to_thread(self._index.list_events, address, before=before, limit=PAGE + 1),
+            self._list_events(address, before=before, limit=PAGE + 1),
             self._fetch_snapshot_or_none(),
         )
         entries = snapshot.entries if snapshot else ()
         entry = next((entry for entry in entries if entry.node == address), None)
         if not totals and entry is None:
-            raise NotFound(f"nothing on the chain concerns account {address:.80}")
+            raise Refused(f"nothing on the chain concerns account {address:.80}", status=404)
         registered = await self._net.chain.call("nodes", "nodeOf", address)
         times = await self._fetch_times(events)
         return {
@@ -357,8 +344,8 @@ class Explorer:
                 )
             ),
             self._fetch_snapshot_or_none(),
-            asyncio.to_thread(self._index.list_events, "committee", limit=PAGE),
-            asyncio.to_thread(self._index.list_events, names=["PlanAccepted"], limit=RANDOMNESS),
+            self._list_events("committee", limit=PAGE),
+            self._list_events(names=["PlanAccepted"], limit=RANDOMNESS),
         )
         times = await self._fetch_times(events)
         return {
@@ -384,16 +371,17 @@ class Explorer:
 
     # ---- lookups -------------------------------------------------------------------------------
 
+    async def _list_events(self, subject: str = "", **limits: Any) -> list[ChainEvent]:
+        return await asyncio.to_thread(self._index.list_events, subject, **limits)
+
     async def _list_history(self, execution_id: str) -> list[ChainEvent]:
         found = await asyncio.to_thread(self._index.list_of_executions, [execution_id])
         if not found[execution_id]:
-            raise NotFound(f"the chain knows no execution {execution_id:.80}")
+            raise Refused(f"the chain knows no execution {execution_id:.80}", status=404)
         return found[execution_id]
 
     async def _find_registration(self, model_id: str) -> ChainEvent | None:
-        events = await asyncio.to_thread(
-            self._index.list_events, model_id, names=["ModelRegistered"], limit=1
-        )
+        events = await self._list_events(model_id, names=["ModelRegistered"], limit=1)
         return events[0] if events else None
 
     async def _find_model_name(self, model_id: str) -> str:
@@ -408,9 +396,7 @@ class Explorer:
         return [task.label for task in model.manifest.tasks]
 
     async def _name_tasks(self, resident: Iterable[str]) -> list[View]:
-        events = await asyncio.to_thread(
-            self._index.list_events, names=["ModelRegistered"], limit=MODELS_SEARCHED
-        )
+        events = await self._list_events(names=["ModelRegistered"], limit=MODELS_SEARCHED)
         names = {
             task["taskId"][2:]: {
                 "model": event.args["name"],

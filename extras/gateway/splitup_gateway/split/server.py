@@ -7,10 +7,9 @@ runs the steps on the market's nodes, and pays for them.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -37,7 +36,6 @@ _log = logging.getLogger("splitup.serve")
 
 CONNECTIONS: Final = 128  # WebSockets at once
 _BINARY: Final = "application/octet-stream"
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class SplitServer:
@@ -94,10 +92,10 @@ class SplitServer:
 
     def add_to(self, app: web.Application) -> None:
         """Register the routes."""
-        app.router.add_get(f"{split.PATH}/models", _answering(self._list_models))
-        app.router.add_get(f"{split.PATH}/files/{{digest}}", _answering(self._send_file))
-        app.router.add_post(f"{split.PATH}/forward", _answering(self._post))
-        app.router.add_get(f"{split.PATH}/stream", _answering(self._stream))
+        app.router.add_get(f"{split.PATH}/models", self._list_models)
+        app.router.add_get(f"{split.PATH}/files/{{digest}}", self._send_file)
+        app.router.add_post(f"{split.PATH}/forward", self._post)
+        app.router.add_get(f"{split.PATH}/stream", self._stream)
 
     # ---- models and files ----------------------------------------------------------------------
 
@@ -151,24 +149,17 @@ class SplitServer:
             raise web.HTTPRequestEntityTooLarge(split.MAX_MESSAGE_BYTES, len(body))
         is_binary = request.content_type == _BINARY
         asked, tensor = split.decode_binary(body) if is_binary else split.decode_text(body)
-        if isinstance(asked, split.Forward):
-            self._check_quote(request, asked, key)
-        answer, rows = await self._answer(asked, tensor, key)
+        answer, rows = await self._answer(asked, tensor, key, request.headers)
         if is_binary:
             data = split.encode_binary(answer, rows)
             return web.Response(body=data, content_type=_BINARY)
         text = split.encode_text(answer, rows, "pre_activations" if rows else "")
         return web.Response(text=text, content_type="application/json")
 
-    def _check_quote(self, request: web.Request, asked: split.Forward, key: ApiKey | None) -> None:
-        served = self._find(asked.model, key)
-        steps = served.cut.count_steps(asked.seq_len)
-        most = served.manifest.cost_micro_usdc(steps)
-        self._quotes.check(request.headers, served.name, most)
-
     async def _answer(
-        self, asked: Message, tensor: bytes, key: ApiKey | None
+        self, asked: Message, tensor: bytes, key: ApiKey | None, headers: Mapping[str, str]
     ) -> tuple[Message, bytes]:
+        """Answer a request; ``headers`` may limit its cost."""
         match asked:
             case split.Ping():
                 return split.Pong(), b""
@@ -183,11 +174,11 @@ class SplitServer:
                 self._sessions.end(asked.session_id, None if key is None else key.name)
                 return split.Ended(session_id=asked.session_id), b""
             case split.Forward():
-                return await self._forward(asked, tensor, key)
+                return await self._forward(asked, tensor, key, headers)
         raise TypeError(f"{type(asked).__name__} is no request")
 
     async def _forward(
-        self, asked: split.Forward, tensor: bytes, key: ApiKey | None
+        self, asked: split.Forward, tensor: bytes, key: ApiKey | None, headers: Mapping[str, str]
     ) -> tuple[Message, bytes]:
         began = time.monotonic()
         served = self._find(asked.model, key)
@@ -198,30 +189,33 @@ class SplitServer:
                 f"hidden_dim is {asked.hidden_dim}; that of model {served.name} is {cut.width}",
             )
         rows = split.decode_rows(asked, tensor)
+        most = served.manifest.cost_micro_usdc(cut.count_steps(asked.seq_len))
+        self._quotes.check(headers, served.name, most)
         if key is not None and not asked.incremental:
             self._access.check_rate(key)  # the rate counts texts, not tokens
         owner = None if key is None else key.name
-        most = served.manifest.cost_micro_usdc(cut.count_steps(asked.seq_len))
         async with self._access.charges.open(key, most, is_ordered=True) as charge:
             with self._sessions.use(asked, owner, served) as session:
                 try:
-                    found = await self._sessions.compute(session, asked, rows, charge.principal)
+                    found, lease, wait_s, nodes_s = await self._sessions.compute(
+                        session, asked, rows, charge.principal
+                    )
                 finally:
                     charge.used = session.compute_cost()
         answer = split.Forwarded(
             session_id=session.id,
-            execution_id=found.execution_id,
+            execution_id=lease.session.execution_id,
             seq_len=asked.seq_len,
             hidden_dim=cut.width,
             incremental=asked.incremental,
             cached_seq_len=session.rows,
             steps=session.submitted,
             cost_micro_usdc=charge.used,
-            wait_ms=round(found.wait_s * 1e3, 3),
-            nodes_ms=round(found.nodes_s * 1e3, 3),
+            wait_ms=round(wait_s * 1e3, 3),
+            nodes_ms=round(nodes_s * 1e3, 3),
             total_ms=round((time.monotonic() - began) * 1e3, 3),
         )
-        return answer, found.rows.astype("<f4", copy=False).tobytes()
+        return answer, found.astype("<f4", copy=False).tobytes()
 
     # ---- WebSocket -----------------------------------------------------------------------------
 
@@ -257,9 +251,9 @@ class SplitServer:
                 decode = split.decode_binary if is_binary else split.decode_text
                 key = await self._authorise(request)  # it may have been revoked since
                 asked, tensor = decode(message.data)
-                answer, rows = await self._answer(asked, tensor, key)
+                answer, rows = await self._answer(asked, tensor, key, {})
             except Exception as error:
-                answer = _describe(error)[0]
+                answer = describe_error(error)[0]
             try:
                 async with asyncio.timeout(STALL_S):
                     if is_binary:
@@ -279,25 +273,7 @@ class SplitServer:
         return await self._access.let_in(request, header, is_counted=False)
 
 
-def _answering(handler: _Handler) -> _Handler:
-    """Return a handler that answers errors with a code and a message."""
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except (asyncio.CancelledError, ConnectionError, web.HTTPException):
-            raise
-        except Exception as error:
-            answer, status, headers = _describe(error)
-            body = json.dumps(answer.model_dump(mode="json"))
-            return web.Response(
-                text=body, status=status, headers=headers, content_type="application/json"
-            )
-
-    return handle
-
-
-def _describe(error: Exception) -> tuple[split.ErrorAnswer, int, dict[str, str]]:
+def describe_error(error: Exception) -> tuple[split.ErrorAnswer, int, dict[str, str]]:
     """Return the answer, the HTTP status and headers for an error."""
     if isinstance(error, SplitError):
         return split.ErrorAnswer(code=error.code, message=str(error)), error.status, {}

@@ -30,6 +30,7 @@ from splitup_gateway.split.models import SplitModel
 
 KNOWN_GONE: Final = 4_096  # sessions that ended, whose ids are remembered
 _ID_BYTES: Final = 24
+_Reason = Literal["evicted", "ended"]
 _ORIGIN: Final = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:\d{1,5})?")
 
 
@@ -82,23 +83,13 @@ class DeviceSession:
         return cost(self.steps) - cost(self.steps - self.submitted)
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """What a forward gave, and what it took."""
-
-    rows: Array
-    execution_id: str
-    wait_s: float
-    nodes_s: float
-
-
 class DeviceSessions:
     """All sessions of one server."""
 
     def __init__(self, options: SessionOptions) -> None:
         self.options = options
         self._sessions: OrderedDict[str, DeviceSession] = OrderedDict()  # least recent first
-        self._gone: OrderedDict[str, tuple[str | None, Literal["evicted", "ended"]]] = OrderedDict()
+        self._gone: OrderedDict[str, tuple[str | None, _Reason]] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -197,9 +188,7 @@ class DeviceSessions:
             _check_idle(session)
             self._drop(session, "ended")
 
-    def _drop(
-        self, session: DeviceSession, reason: Literal["evicted", "ended"]
-    ) -> asyncio.Task[None]:
+    def _drop(self, session: DeviceSession, reason: _Reason) -> asyncio.Task[None]:
         """Forget a session; its lease goes back when it has computed what it computes."""
         if self._sessions.get(session.id) is session:
             del self._sessions[session.id]
@@ -209,7 +198,7 @@ class DeviceSessions:
         task.add_done_callback(self._closing.discard)
         return task
 
-    def _remember(self, name: str, owner: str | None, reason: Literal["evicted", "ended"]) -> None:
+    def _remember(self, name: str, owner: str | None, reason: _Reason) -> None:
         self._gone[name] = owner, reason
         self._gone.move_to_end(name)
         while len(self._gone) > KNOWN_GONE:
@@ -233,11 +222,12 @@ class DeviceSessions:
 
     async def compute(
         self, session: DeviceSession, request: Forward, rows: Array, principal: str
-    ) -> Computed:
+    ) -> tuple[Array, Lease, float, float]:
         """Feed rows to the nodes at the session's position; the session holds them afterwards.
 
-        ``principal`` is whose execution it is. Raises SplitError when the execution that holds the
-        earlier rows has no room or has failed.
+        ``principal`` is whose execution it is. Returns the rows that nodes gave, on which lease,
+        and the seconds that it waited and that nodes took. Raises SplitError when the execution
+        that holds the earlier rows has no room or has failed.
         """
         began = time.monotonic()
         session.submitted = 0
@@ -260,12 +250,7 @@ class DeviceSessions:
                 self._drop(session, "evicted")  # its layers cannot go back to this position
             raise
         session.rows = request.position + request.seq_len
-        return Computed(
-            np.concatenate(outputs),
-            lease.session.execution_id,
-            sent - began,
-            time.monotonic() - sent,
-        )
+        return np.concatenate(outputs), lease, sent - began, time.monotonic() - sent
 
     async def _get_lease(
         self, session: DeviceSession, request: Forward, steps: int, principal: str

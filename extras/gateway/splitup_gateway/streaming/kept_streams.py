@@ -9,9 +9,8 @@ from typing import Any, Self
 
 from splitup.core import tuning
 from splitup_gateway.errors import ApiError
-from splitup_gateway.streaming.stream import Head, Note, Stream
+from splitup_gateway.streaming.stream import Head, Note, Stream, StreamedCall
 from splitup_gateway.streaming.stream_files import StreamFile
-from splitup_gateway.streaming.streamed_calls import KeptRequest, StreamedCall
 
 RESTARTED = ApiError(
     "the server was started anew before the answer's end; send the request again",
@@ -51,7 +50,7 @@ class KeptStream(Stream):
         }
         asked = self.call.asked
         if asked is not None and self.head.is_streamed and not self.is_ended:
-            named = {"path": asked.path, "body": asked.body.decode(errors="surrogateescape")}
+            named = {"path": asked[0], "body": asked[1].decode(errors="surrogateescape")}
             head |= {"asked": named, "notes": self.notes, "created": self.created}
         self.file.rewrite(head, self._describe(list(self._events)))
 
@@ -86,7 +85,7 @@ class KeptStream(Stream):
         if stream._is_cut and "asked" in head:
             asked = head["asked"]
             body = asked["body"].encode(errors="surrogateescape")
-            stream.call = replace(call, asked=KeptRequest(asked["path"], body))
+            stream.call = replace(call, asked=(asked["path"], body))
             stream.created, stream.state = head["created"], lines[-1]["state"]
             for note in [*head["notes"], *(line["note"] for line in lines if "note" in line)]:
                 stream._keep_note(note)

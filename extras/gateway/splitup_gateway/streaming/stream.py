@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -17,13 +19,48 @@ from splitup.client.queueing import Caller
 from splitup.core import tuning
 from splitup.core.errors import SplitUpError
 from splitup_gateway.errors import ApiError, translate
-from splitup_gateway.streaming.streamed_calls import StreamedCall
 
 Note = dict[str, Any]  # in JSON's types
 
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 _INTERNAL = ApiError(
     "internal error; the server's log has the details", status=500, kind="server_error"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedCall:
+    """A request as far as it tells whether another one is the same.
+
+    ``key`` is its Idempotency-Key, "" without one. ``retries`` is how often its client has sent it
+    before, None for clients that do not tell.
+    """
+
+    owner: str  # the name of an API key, "" without keys
+    digest: bytes
+    key: str = ""
+    retries: int | None = None
+    patience_s: float | None = None  # that its client waits for a byte, None when it does not say
+    # path and body, for the server that goes on with its answer; None when they are too large
+    asked: tuple[str, bytes] | None = None
+
+    @classmethod
+    def make(cls, owner: str, path: str, body: bytes, headers: Mapping[str, str]) -> StreamedCall:
+        """Read a request; raise ApiError for a key that is none."""
+        key = headers.get("Idempotency-Key", "")
+        if len(key) > tuning.IDEMPOTENCY_KEY_CHARS:
+            raise ApiError(
+                f"an Idempotency-Key has up to {tuning.IDEMPOTENCY_KEY_CHARS} characters, this one "
+                f"has {len(key)}; a UUID will do",
+                param="Idempotency-Key",
+            )
+        told = headers.get("x-stainless-retry-count", "")  # of clients of OpenAI and Anthropic
+        retries = int(told) if told.isascii() and told.isdigit() and len(told) < 4 else None
+        waits = headers.get("x-stainless-read-timeout") or headers.get("x-stainless-timeout", "")
+        patience_s = float(waits) if _SECONDS.fullmatch(waits) else None
+        digest = hashlib.sha256(path.encode() + b"\n" + body).digest()
+        asked = (path, body) if len(body) <= tuning.STREAM_REQUEST_BYTES else None
+        return cls(owner, digest, key, retries, patience_s, asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +209,7 @@ class Stream:
     # ---- readers -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def attach(self, after: int = 0) -> Iterator[Reader]:
+    def attach(self, after: int = 0) -> Iterator[AsyncIterator[bytes]]:
         """Read on after so many events; raise ApiError (410) when some of the rest are gone."""
         if after < self._first:
             raise ApiError(
@@ -182,7 +219,7 @@ class Stream:
                 code="stream_gone",
             )
         self._stop_waiting()
-        reader = Reader(self)
+        reader = object()
         # a client may have had events that a machine lost with its power: they come again
         is_ahead = self._is_cut and not self.is_ended
         self._at[reader] = after if is_ahead else min(after, self.count - self._again)
@@ -191,7 +228,7 @@ class Stream:
         patience_s = None if is_streamed else self.call.patience_s
         self.caller.come(asyncio.get_running_loop().time(), patience_s)
         try:
-            yield reader
+            yield self._read(reader)
         finally:
             self._left_at = self._at.pop(reader)
             self._tell()
@@ -222,7 +259,7 @@ class Stream:
         assert self.head is not None
         return self.head
 
-    async def read(self, reader: Reader) -> AsyncIterator[bytes]:
+    async def _read(self, reader: object) -> AsyncIterator[bytes]:
         """Yield what a reader has not had, as it comes."""
         while True:
             at = self._at[reader]
@@ -239,13 +276,3 @@ class Stream:
                 return
             else:
                 await self._changed.wait()
-
-
-@dataclass(eq=False, slots=True)
-class Reader:
-    """A connection that reads a stream."""
-
-    stream: Stream
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self.stream.read(self)

@@ -72,16 +72,6 @@ class StreamFile:
         self.path.unlink(missing_ok=True)
 
 
-def open_folder(folder: Path) -> None:
-    """Create a folder of streams unless it is there; raise ConfigurationError."""
-    try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"the folder of streams {folder} cannot be used: {error.strerror or error}"
-        ) from None
-
-
 def read_server_name(folder: Path) -> str:
     """Return the name of whoever has a folder of streams, which the next server there has too.
 
@@ -97,7 +87,16 @@ def read_server_name(folder: Path) -> str:
 
 
 def list_files(folder: Path) -> Iterator[tuple[StreamFile, float]]:
-    """Yield the files, the oldest first, and for how many seconds each is kept; remove others."""
+    """Yield the files, the oldest first, and for how many seconds each is kept; remove others.
+
+    Creates the folder; raises ConfigurationError.
+    """
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the folder of streams {folder} cannot be used: {error.strerror or error}"
+        ) from None
     for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime):
         rest_s = tuning.STREAM_KEEP_S + path.stat().st_mtime - time.time()
         if path.suffix or rest_s <= 0:

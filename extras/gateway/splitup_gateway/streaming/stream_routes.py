@@ -12,8 +12,7 @@ from aiohttp import web
 
 from splitup_gateway.access import Access
 from splitup_gateway.errors import ApiError
-from splitup_gateway.streaming.stream import Stream
-from splitup_gateway.streaming.streamed_calls import StreamedCall
+from splitup_gateway.streaming.stream import Stream, StreamedCall
 from splitup_gateway.streaming.streams import Streams, Work
 
 WRITE_S: Final = 30.0  # a reader that takes nothing for so long is gone

@@ -18,9 +18,8 @@ from splitup.core import tuning
 from splitup.core.errors import SplitUpError, Throttled
 from splitup_gateway.errors import ApiError
 from splitup_gateway.streaming.kept_streams import KeptStream
-from splitup_gateway.streaming.stream import Stream
-from splitup_gateway.streaming.stream_files import StreamFile, list_files, open_folder
-from splitup_gateway.streaming.streamed_calls import StreamedCall
+from splitup_gateway.streaming.stream import Stream, StreamedCall
+from splitup_gateway.streaming.stream_files import StreamFile, list_files
 
 _log = logging.getLogger("splitup.serve")
 
@@ -40,7 +39,6 @@ class Streams:
     def __post_init__(self) -> None:
         if self.folder is None:
             return
-        open_folder(self.folder)
         for file, rest_s in list_files(self.folder):
             try:
                 stream = KeptStream.restore(file)

@@ -78,7 +78,7 @@ def test_images_keep_their_places_in_a_message() -> None:
     items = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": PNG}]
     items.append({"type": "input_text", "text": "b"})
     asked = [{"role": "user", "content": items}]
-    response = parse_request(ResponseRequest, {"model": "m", "input": asked})
+    response = parse_request(ResponseRequest, {"model": "m", "input": asked}).convert()
     template = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
     for messages in ([chat.messages[0].to_template()], response.list_messages()):
         assert messages == [{"role": "user", "content": template}]
@@ -126,6 +126,7 @@ def test_too_many_images_are_refused_before_they_are_read() -> None:
 def test_fields_that_change_nothing_are_taken(kind: Any, fields: dict[str, Any]) -> None:
     plain, more = parse_request(kind, BODIES[kind]), parse_request(kind, {**BODIES[kind], **fields})
     if isinstance(plain, ChatRequest | ResponseRequest):
+        plain, more = plain.convert(), more.convert()
         assert more.list_messages() == plain.list_messages() and more.make_variables() == {}
         assert more.recorded_logprobs is None
 
@@ -150,11 +151,10 @@ def test_fields_that_change_nothing_are_taken(kind: Any, fields: dict[str, Any])
 def test_thinking_and_templates_are_told_what_was_asked(
     kind: Any, fields: dict[str, Any], variables: dict[str, Any]
 ) -> None:
-    assert parse_request(kind, {**BODIES[kind], **fields}).make_variables() == variables
+    assert parse_request(kind, {**BODIES[kind], **fields}).convert().make_variables() == variables
+    asked = parse_request(kind, {**BODIES[kind], "chat_template_kwargs": {"tools": []}}).convert()
     with pytest.raises(ApiError, match="gives the chat template 'tools'"):
-        parse_request(
-            kind, {**BODIES[kind], "chat_template_kwargs": {"tools": []}}
-        ).make_variables()
+        asked.make_variables()
 
 
 def test_the_effort_of_a_chat_has_a_field_of_its_own() -> None:
@@ -278,7 +278,7 @@ def test_a_response_request_is_a_conversation() -> None:
                 {"role": "developer", "content": "more"},
             ],
         },
-    )
+    ).convert()
     assert [(each["role"], each["content"]) for each in asked.list_messages()] == [
         ("system", "be brief"),
         ("user", "hi"),
@@ -292,7 +292,7 @@ def test_a_response_request_is_a_conversation() -> None:
         ([thought, said], said),
         ([known, said], {**said, "reasoning_content": "2 + 3"}),
     ):
-        asked = parse_request(ResponseRequest, {"model": "m", "input": items})
+        asked = parse_request(ResponseRequest, {"model": "m", "input": items}).convert()
         assert asked.list_messages() == [wanted]
     with pytest.raises(ApiError, match="previous_response_id"):
         parse_request(

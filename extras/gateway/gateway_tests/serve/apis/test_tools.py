@@ -14,6 +14,7 @@ from splitup_gateway.apis.requests import ChatRequest, parse_request
 from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.apis.tools import HERMES, LLAMA, CallParser, Toolbox, ToolCall
 from splitup_gateway.errors import ApiError
+from splitup_gateway.names import AnswerNames
 from tokenizers import Tokenizer
 
 from splitup.client.text.grammar import Grammar, Grammars
@@ -59,7 +60,7 @@ def make(template: str = QWEN, **fields: Any) -> Toolbox:
 
 def parse(toolbox: Toolbox, text: str, size: int) -> list[Any]:
     """Parse a text that comes in pieces; return texts, and names with arguments."""
-    parser, parts = CallParser(toolbox), []
+    parser, parts = CallParser(toolbox, AnswerNames()), []
     for start in range(0, len(text), size):
         parts += parser.push(text[start : start + size])
     found: list[Any] = []
@@ -114,9 +115,8 @@ def test_tools_that_cannot_be_are_refused(fields: dict[str, Any], param: str) ->
 def test_no_tools_are_none() -> None:
     asked = parse_request(ChatRequest, {**CHAT, "tools": TOOLS, "tool_choice": "none"})
     assert asked.make_toolbox(OTHER) is None
-    assert parse_request(ResponseRequest, {"model": "m", "input": "x", "tools": []}).make_toolbox(
-        ""
-    ) is None  # fmt: skip
+    response = parse_request(ResponseRequest, {"model": "m", "input": "x", "tools": []})
+    assert response.convert().make_toolbox("") is None
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
@@ -127,7 +127,7 @@ def test_some_tools_are_allowed_and_all_are_shown(mode: str) -> None:
     flat = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "paint"}]}
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
     fields = {"model": "m", "input": "x", "tools": tools, "tool_choice": flat}
-    same = parse_request(ResponseRequest, fields).make_toolbox(QWEN)
+    same = parse_request(ResponseRequest, fields).convert().make_toolbox(QWEN)
     assert same is not None and same.make_grammar(None) == toolbox.make_grammar(None)
     assert [one.name for one in same.allowed] == ["paint"]
     assert [tool["function"]["name"] for tool in toolbox.list_for_template()] == [
@@ -286,7 +286,7 @@ def test_a_template_is_given_tools_calls_and_results() -> None:
         {"type": "function_call", "call_id": "c1", "name": "paint", "arguments": '{"a": 1}'},
         {"type": "function_call_output", "call_id": "c1", "output": "done"},
     ]
-    response = parse_request(ResponseRequest, {"model": "m", "input": items})
+    response = parse_request(ResponseRequest, {"model": "m", "input": items}).convert()
     assert response.list_messages() == messages
     with closing(ModelTokenizer(FILE, "model packages")) as tokenizer:
         chat = ChatInfo(template=QWEN, bos_token="", eos_token="")

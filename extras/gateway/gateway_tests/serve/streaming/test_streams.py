@@ -9,8 +9,7 @@ import weakref
 import pytest
 from gateway_tests.serve.streaming.told_streams import ask, read, say, wait_for_ever
 from splitup_gateway.errors import ApiError
-from splitup_gateway.streaming.stream import Head, Stream
-from splitup_gateway.streaming.streamed_calls import StreamedCall
+from splitup_gateway.streaming.stream import Head, Stream, StreamedCall
 from splitup_gateway.streaming.streams import Streams
 
 from splitup.core import tuning

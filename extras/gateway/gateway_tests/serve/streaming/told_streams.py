@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from splitup_gateway.streaming.stream import Head, Stream
-from splitup_gateway.streaming.streamed_calls import StreamedCall
+from splitup_gateway.streaming.stream import Head, Stream, StreamedCall
 from splitup_gateway.streaming.streams import Work
 
 from tests.builders import HANG_S
