@@ -27,11 +27,9 @@ from splitup.protocol.committee.equivocation import EquivocationDetector, make_p
 from splitup.protocol.committee.events import (
     BlockSeen,
     ChainFact,
-    CompletionReceived,
     EventReverted,
     ExecutionCommitted,
     ExecutionEnded,
-    ExecutorCommitmentReceived,
     GossipReceived,
     HeartbeatReceived,
     KeyReady,
@@ -43,16 +41,14 @@ from splitup.protocol.committee.events import (
     PeerEvent,
     PlanAccepted,
     PlanPushed,
+    ReportReceived,
     RequestSeen,
     RttMeasured,
     SignedRequestReceived,
     SnapshotAccepted,
     SnapshotFetched,
-    TakeoversReceived,
     TaskRecomputed,
     Tick,
-    ValidatorCommitmentReceived,
-    VerificationResultReceived,
 )
 from splitup.protocol.committee.peer_messages import (
     Equivocation,
@@ -287,7 +283,6 @@ class CommitteeMember:
                 assert_never(never)
 
     def _process_peer(self, event: PeerEvent, now: float) -> list[Command]:
-        settlements = self._settlements
         match event:
             case GossipReceived():
                 return self._process_gossip(event, now)
@@ -296,20 +291,10 @@ class CommitteeMember:
                 return []
             case SignedRequestReceived():
                 return self._process_signed(event, now)
-            case CompletionReceived():
-                return settlements.process_completion(event.completion, event.signing_key, now)
-            case ExecutorCommitmentReceived():
-                return settlements.process_commitment(
-                    event.commitment, event.signing_key, event.token, now
+            case ReportReceived():
+                return self._settlements.process_report(
+                    event.report, event.signing_key, event.token, now
                 )
-            case ValidatorCommitmentReceived():
-                return settlements.process_validator_commitment(
-                    event.validator_commitment, event.signing_key, now
-                )
-            case TakeoversReceived():
-                return settlements.process_takeovers(event.takeovers, event.signing_key, now)
-            case VerificationResultReceived():
-                return settlements.process_result(event.result, event.signing_key, event.token, now)
             case _ as never:
                 assert_never(never)
 

@@ -628,7 +628,7 @@ class Simulation(VirtualTime):
         )
         if takeovers:
             told = Takeovers(execution_id=execution_id, node=node.address, takeovers=takeovers)
-            event = ev.TakeoversReceived(told, node.identity.signing_key_hex)
+            event = ev.ReportReceived(told, node.identity.signing_key_hex)
             for account in list(self.members)[: self.told]:
                 for attempt in range(5):
                     self.after(attempt, partial(self._send, partial(self.feed, account, event)))
@@ -636,7 +636,7 @@ class Simulation(VirtualTime):
         if not node.withholds_commitment:
             self._commitment(node, completion, takeovers)
         if not node.withholds_completion:
-            reveal = ev.CompletionReceived(completion, node.identity.signing_key_hex)
+            reveal = ev.ReportReceived(completion, node.identity.signing_key_hex)
             self.after(0.05, partial(self._when_due, node, execution_id, None, reveal))
 
     def _commitment(
@@ -870,12 +870,10 @@ class Simulation(VirtualTime):
         key = node.identity.signing_key_hex
         if hidden:  # an excuse is not committed to
             for account in self.members:
-                self._send(
-                    partial(self.feed, account, ev.VerificationResultReceived(result, key, token))
-                )
+                self._send(partial(self.feed, account, ev.ReportReceived(result, key, token)))
             return
         for account in self.members:
-            event = ev.ValidatorCommitmentReceived(validator_commitment, key)
+            event = ev.ReportReceived(validator_commitment, key)
             for attempt in range(5):
                 self.after(attempt, partial(self._send, partial(self.feed, account, event)))
         if not node.withholds_result:
@@ -883,7 +881,7 @@ class Simulation(VirtualTime):
                 node,
                 execution_id,
                 validator_commitment,
-                ev.VerificationResultReceived(result, key, token),
+                ev.ReportReceived(result, key, token),
             )
 
     # ---- what must hold -----------------------------------------------------------------------
@@ -929,11 +927,9 @@ def read_token(route: api.Route[M], token: str) -> tuple[M, str]:
     return route.parse(claims.body), claims.issuer
 
 
-def make_commitment_event(
-    identity: Identity, commitment: ExecutorCommitment
-) -> ev.ExecutorCommitmentReceived:
+def make_commitment_event(identity: Identity, commitment: ExecutorCommitment) -> ev.ReportReceived:
     token = sign_token(identity, api.EXECUTOR_COMMITMENT, commitment)
-    return ev.ExecutorCommitmentReceived(commitment, identity.signing_key_hex, token)
+    return ev.ReportReceived(commitment, identity.signing_key_hex, token)
 
 
 def start(seed: int = 1, **options: object) -> Simulation:

@@ -388,15 +388,15 @@ def test_a_completion_must_be_what_was_committed_steps_included() -> None:
     simulation.feed(account, agreed)
     member._settlements._states[execution_id].chain.bind(agreement)
     with pytest.raises(PeerFault, match="4 steps, 3 were committed"):
-        member.handle(ev.CompletionReceived(completion, key), simulation.now)
+        member.handle(ev.ReportReceived(completion, key), simulation.now)
     other = completion.model_copy(update={"salt": "0x" + "56" * 32})
     with pytest.raises(PeerFault, match="root"):
-        member.handle(ev.CompletionReceived(other, key), simulation.now)
+        member.handle(ev.ReportReceived(other, key), simulation.now)
     with pytest.raises(BadSignature):
-        member.handle(ev.CompletionReceived(completion, "0x" + "00" * 32), simulation.now)
+        member.handle(ev.ReportReceived(completion, "0x" + "00" * 32), simulation.now)
     unknown = completion.model_copy(update={"execution_id": "0x" + "99" * 32})
     with pytest.raises(Unavailable, match="not been seen"):
-        member.handle(ev.CompletionReceived(unknown, key), simulation.now)
+        member.handle(ev.ReportReceived(unknown, key), simulation.now)
 
 
 def test_strangers_and_echoes_are_refused() -> None:

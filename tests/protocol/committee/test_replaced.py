@@ -120,7 +120,7 @@ def test_a15_only_the_clients_word_for_this_execution_counts() -> None:
 
     def tell(*takeovers: SignedTakeover, key: str = node.identity.signing_key_hex) -> None:
         told = Takeovers(execution_id=execution_id, node=node.address, takeovers=takeovers)
-        member.handle(ev.TakeoversReceived(told, key), simulation.now)
+        member.handle(ev.ReportReceived(told, key), simulation.now)
 
     with pytest.raises(BadSignature):
         tell(good, key=simulation.nodes[0].identity.signing_key_hex[:-1] + "0")

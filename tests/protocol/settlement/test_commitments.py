@@ -185,7 +185,7 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
 
     def give(changed: ExecutorCommitment, signing_key: str = key) -> None:
         token = sign_token(node.identity, api.EXECUTOR_COMMITMENT, changed)
-        member.handle(ev.ExecutorCommitmentReceived(changed, signing_key, token), simulation.now)
+        member.handle(ev.ReportReceived(changed, signing_key, token), simulation.now)
 
     with pytest.raises(BadSignature):
         give(commitment, "0x" + "00" * 32)

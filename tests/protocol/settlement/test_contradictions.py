@@ -44,14 +44,12 @@ class Divided(Simulation):
         self.helped = False
 
     def feed(self, account: str, event: ev.Event) -> None:
-        if isinstance(event, ev.ValidatorCommitmentReceived):
-            pledge = event.validator_commitment
-            if pledge.validator == self.validator:
+        if isinstance(event, ev.ReportReceived):
+            pledge = event.report
+            if isinstance(pledge, ValidatorCommitment) and pledge.validator == self.validator:
                 if account == self.other:
                     update = {"root": "0x" + "ab" * 32}
-                    event = ev.ValidatorCommitmentReceived(
-                        pledge.model_copy(update=update), event.signing_key
-                    )
+                    event = ev.ReportReceived(pledge.model_copy(update=update), event.signing_key)
                 elif account == self.first and not self.helped:
                     self.helped = True
                     self.help(pledge)
@@ -89,7 +87,7 @@ class Divided(Simulation):
         super()._verify(node, order)
 
     def _when_due(self, node: Node, execution_id: str, own: object, event: ev.Event) -> None:
-        if node.address == self.validator and isinstance(event, ev.VerificationResultReceived):
+        if node.address == self.validator:
             own = None  # it reveals without waiting until its pledge is fixed
         super()._when_due(node, execution_id, own, event)  # type: ignore[arg-type]
 

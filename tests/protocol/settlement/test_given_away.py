@@ -55,7 +55,7 @@ def test_s53_who_computed_is_paid_although_the_client_gave_its_tasks_away() -> N
         )
         key = simulation.by_node[message.node].identity.signing_key_hex
         for account in simulation.members:
-            simulation.feed(account, ev.TakeoversReceived(message, key))
+            simulation.feed(account, ev.ReportReceived(message, key))
     order = make_input_order(execution_id, 2)
     done = [count(simulation, plan, task, 3, order)[0] for task in range(3)]
     pay = settle(simulation, plan, *done)
@@ -91,7 +91,7 @@ def test_s60_a_node_answers_for_no_task_that_it_was_given_too_late() -> None:
     message = Takeovers(execution_id=plan.request.execution_id, node=successor, takeovers=(taken,))
     key = simulation.by_node[successor].identity.signing_key_hex
     for account in simulation.members:
-        simulation.feed(account, ev.TakeoversReceived(message, key))
+        simulation.feed(account, ev.ReportReceived(message, key))
     order = make_input_order(plan.request.execution_id, 2)
     done = [count(simulation, plan, task, 3, order)[0] for task in range(3)]
     assert settle(simulation, plan, *done) == dict.fromkeys(plan.executors(), 3 * STEP_PRICE)
@@ -213,7 +213,7 @@ def tell_takeovers(
     )
     key = simulation.by_node[node].identity.signing_key_hex
     for account in simulation.members:
-        simulation.feed(account, ev.TakeoversReceived(message, key))
+        simulation.feed(account, ev.ReportReceived(message, key))
 
 
 def commit_successors(

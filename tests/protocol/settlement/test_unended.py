@@ -275,7 +275,7 @@ def test_members_pass_on_takeovers_of_nodes_that_never_commit() -> None:
     )
     key = simulation.by_node[message.node].identity.signing_key_hex
     for account in list(simulation.members)[:2]:
-        simulation.feed(account, ev.TakeoversReceived(message, key))
+        simulation.feed(account, ev.ReportReceived(message, key))
     pay = settle(simulation, plan, *done)
     assert pay == dict.fromkeys(plan.executors()[:2], 2 * STEP_PRICE)
 

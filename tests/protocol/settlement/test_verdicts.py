@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 from splitup.core import limits, tuning
-from splitup.messages.completions import EMPTY_DIGEST
-from splitup.messages.verification import Ruling
+from splitup.messages.completions import EMPTY_DIGEST, Completion
+from splitup.messages.verification import Ruling, ValidatorCommitment, VerificationResult
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.peer_messages import Attested
@@ -162,8 +162,9 @@ def test_commitments_are_attested_together_and_the_last_one_with_the_next_tick()
     handle = member.handle
 
     def watch(event: ev.Event, now: float) -> list[cmd.Command]:
-        if isinstance(event, ev.ValidatorCommitmentReceived):
-            came.setdefault(event.validator_commitment.task, now)
+        match event:
+            case ev.ReportReceived(report=ValidatorCommitment(task=task)):
+                came.setdefault(task, now)
         commands = handle(event, now)
         said = [command.message for command in commands if isinstance(command, cmd.Gossip)]
         words = [message.attestation for message in said if isinstance(message, Attested)]
@@ -189,13 +190,13 @@ def test_nothing_is_revealed_before_a_quorum_holds_a_commitment_for_every_drawn_
         handle = member.handle
 
         def watch(event: ev.Event, now: float, account: str = account, handle=handle):  # type: ignore[no-untyped-def]
-            if isinstance(event, ev.ValidatorCommitmentReceived):
-                key = (event.validator_commitment.execution_id, event.validator_commitment.task)
-                held.setdefault(key, set()).add(account)
-            if isinstance(event, ev.CompletionReceived | ev.VerificationResultReceived):
-                for task in range(3):
-                    if len(held.get((execution_id, task), ())) < 3:
-                        early.append(f"{account} saw {event} before task {task} was committed to")
+            match event:
+                case ev.ReportReceived(report=ValidatorCommitment() as told):
+                    held.setdefault((told.execution_id, told.task), set()).add(account)
+                case ev.ReportReceived(report=Completion() | VerificationResult()):
+                    for task in range(3):
+                        if len(held.get((execution_id, task), ())) < 3:
+                            early.append(f"{account} saw {event} before {task} was committed to")
             return handle(event, now)
 
         member.handle = watch  # type: ignore[method-assign]

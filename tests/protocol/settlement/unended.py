@@ -144,7 +144,7 @@ def reveal(simulation: Steps, *completions: Completion) -> None:
     for completion in completions:
         key = simulation.by_node[completion.node].identity.signing_key_hex
         for account in simulation.members:
-            simulation.feed(account, ev.CompletionReceived(completion, key))
+            simulation.feed(account, ev.ReportReceived(completion, key))
 
 
 def run_to_agreement(simulation: Steps, execution_id: str) -> bool:
