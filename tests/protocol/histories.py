@@ -153,7 +153,7 @@ class History(VirtualTime):
             if life.machine is None or life.account not in self.checker.honest:
                 continue
             for number in range(self.scenario.requests):
-                certificate = life.machine.find_certificate(f"0x{number + 1:064x}")
+                certificate = life.machine.plans.find_certificate(f"0x{number + 1:064x}")
                 if certificate is None:
                     continue
                 execution_id = certificate.plan.request.execution_id
@@ -161,7 +161,7 @@ class History(VirtualTime):
                 self.checker.note_quorum(f"plan {execution_id}", signers, self.accounts)
                 place = f"{execution_id} in {certificate.plan.request.block_hash}"
                 self.checker.note_seed(place, certificate.plan.seed)
-            for evidence in life.machine.list_evidence():
+            for evidence in life.machine.detector.list_evidence():
                 self.checker.note_accused(evidence.first.member)
         if self._sequence == 0:
             raise Broken(f"no snapshot after {self.now:.0f} s")
@@ -360,9 +360,9 @@ class History(VirtualTime):
         assert life.machine is not None
         previous = next(
             (
-                s.machine.find_snapshot(self._root)
+                s.machine.contents.find_snapshot(self._root)
                 for s in self.lives
-                if s.machine and s.machine.find_snapshot(self._root)
+                if s.machine and s.machine.contents.find_snapshot(self._root)
             ),
             None,
         )
@@ -380,7 +380,7 @@ class History(VirtualTime):
 
     def _fetch(self, life: Life, root: str) -> None:
         for other in self.lives:
-            snapshot = other.machine.find_snapshot(root) if other.machine else None
+            snapshot = other.machine.contents.find_snapshot(root) if other.machine else None
             if snapshot is not None and other is not life:
                 self.feed(life, ev.SnapshotFetched(snapshot))
                 return

@@ -286,7 +286,7 @@ class Simulation(VirtualTime):
             self._note_certificate(account, execution_id)
 
     def _note_certificate(self, account: str, execution_id: str) -> None:
-        certificate = self.members[account].find_certificate(execution_id)
+        certificate = self.members[account].plans.find_certificate(execution_id)
         if certificate is not None:
             self.certificates.setdefault(execution_id, {})[account] = certificate
 
@@ -346,7 +346,7 @@ class Simulation(VirtualTime):
 
     def _fetch_snapshot(self, account: str, root: str) -> None:
         for other, member in self.members.items():
-            snapshot = member.find_snapshot(root)
+            snapshot = member.contents.find_snapshot(root)
             if other not in self.down and snapshot is not None:
                 self.feed(account, ev.SnapshotFetched(snapshot))
                 return
@@ -573,10 +573,10 @@ class Simulation(VirtualTime):
     def _hear(self, account: str, node: Node, beat: Heartbeat, again: bool = False) -> None:
         """A beat names the block that this member named last, and once more the one it names."""
         member = self.members[account]
-        head = node.heads.get(account, member.get_head())  # it was up before we look
+        head = node.heads.get(account, member.nodes.heads.head)  # it was up before we look
         named = beat.model_copy(update={"block_hash": head})
-        node.heads[account] = member.get_head()
-        if again or member.is_recent(head, self.now):
+        node.heads[account] = member.nodes.heads.head
+        if again or member.nodes.heads.is_recent(head, self.now):
             self.feed(account, ev.HeartbeatReceived(named, node.identity.signing_key_hex))
         else:
             self._send(partial(self._hear, account, node, beat, again=True))
@@ -753,7 +753,7 @@ class Simulation(VirtualTime):
     def find_outcomes(self, execution_id: str) -> dict[int, str]:
         """Return how the verification of every drawn task ended."""
         for member in self.members.values():
-            evidence = member.find_evidence(execution_id)
+            evidence = member.settlements.find_evidence(execution_id)
             if evidence is not None:
                 return {verdict.task: verdict.outcome for verdict in evidence.verdicts}
         raise AssertionError("no member has seen it settled")
@@ -771,7 +771,7 @@ class Simulation(VirtualTime):
         def ask() -> None:
             for account, member in self.members.items():
                 lost = self.random.random() < self.network.loss
-                signed = member.find_attestation(execution_id)
+                signed = member.settlements.find_attestation(execution_id)
                 if account not in self.down and not lost and signed is not None:
                     check_attestation(signed, self.view)
                     attestations.add(signed)

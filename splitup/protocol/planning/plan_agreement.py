@@ -130,6 +130,9 @@ class PlanAgreement:
     def __len__(self) -> int:
         return len(self._rounds)
 
+    def __contains__(self, execution_id: str) -> bool:
+        return execution_id in self._rounds
+
     # ---- the chain and the shell ------------------------------------------------------------
 
     def process_request(

@@ -386,7 +386,7 @@ class GiveAway:
     def _beat(self, holder: Holder) -> None:
         """Hear from the members, in their answers to a heartbeat, by whom a node was replaced."""
         for member in self.world.members.values():
-            for signed in member.list_replaced(holder.node):
+            for signed in member.settlements.list_replaced(holder.node):
                 holder.take_over(signed)
         if not holder.was_asked:
             self.world.after(limits.HEARTBEAT_PERIOD_S, partial(self._beat, holder))

@@ -98,7 +98,7 @@ class Reports:
 
     def _poll(self, run: Run) -> None:
         for member in self.world.members.values():
-            signed = member.find_attestation(run.id)
+            signed = member.settlements.find_attestation(run.id)
             if signed is not None and not run.attestations.knows(signed):
                 run.attestations.add(signed)
         left = []

@@ -135,7 +135,7 @@ class _Member(CommitteeMember):
 
     def _process_local(self, event: ev.LocalEvent, now: float) -> list[cmd.Command]:
         if isinstance(event, ev.Tick):
-            return [*self._plans.process_tick(now), *self._settlements.process_tick(now)]
+            return [*self.plans.process_tick(now), *self.settlements.process_tick(now)]
         return super()._process_local(event, now)
 
 
@@ -325,7 +325,7 @@ class World(VirtualTime):
         self.feed(account, ev.TaskRecomputed(command.order.draw.execution_id, rulings))
 
     def _announce(self, account: str, execution_id: str) -> None:
-        certificate = self.members[account].find_certificate(execution_id)
+        certificate = self.members[account].plans.find_certificate(execution_id)
         if certificate is None:
             return
         self._note_certificate(certificate)

@@ -51,7 +51,7 @@ def test_all_executors_are_bound_by_one_transaction() -> None:
     draw = next(
         evidence.draw
         for member in simulation.members.values()
-        if (evidence := member.find_evidence(execution_id))
+        if (evidence := member.settlements.find_evidence(execution_id))
     )
     assert {node for node, _ in draw.commitments} == set(
         find_plan(simulation, execution_id).executors()
@@ -137,7 +137,7 @@ def test_nobody_draws_before_the_root_is_on_chain() -> None:
     simulation.run(4)
     assert waiting and not simulation.chain.agreed
     for member in simulation.members.values():
-        phase = member._settlements._states[execution_id].phase
+        phase = member.settlements._states[execution_id].phase
         assert isinstance(phase, Committing)
     simulation._execute = held  # type: ignore[method-assign]
     held(waiting[0])
@@ -160,7 +160,7 @@ def test_f03_a_member_that_forgot_the_commitments_asks_for_them() -> None:
     assert simulation.run(20, lambda: execution_id in simulation.chain.agreed)
     simulation.start_member(1)
     account = simulation.identities[1].address
-    state = simulation.members[account]._settlements._states[execution_id]
+    state = simulation.members[account].settlements._states[execution_id]
     assert not state.collected.by_node and not state.chain.bound
     assert simulation.run(10, lambda: bool(state.chain.bound))
     settle(simulation, execution_id)
@@ -202,7 +202,7 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
         give(commitment.model_copy(update={"execution_id": "0x" + "99" * 32}))
     give(commitment)
     give(commitment)
-    state = member._settlements._states[execution_id]
+    state = member.settlements._states[execution_id]
     assert state.collected.list_commitments(4) == {node.address: commitment.root}
     give(commitment.model_copy(update={"root": "0x" + "02" * 32}))
     give(commitment)
@@ -241,7 +241,7 @@ def test_f14_commitments_outlive_a_request_that_moves_to_another_block() -> None
     """Nodes say them once; the request comes back with the same snapshot, hence the same nodes."""
     simulation = start(economics=VERIFY_ALL, tasks=3)
     execution_id = simulation.request()
-    states = [member._settlements._states for member in simulation.members.values()]
+    states = [member.settlements._states for member in simulation.members.values()]
     assert simulation.run(
         5,
         lambda: all(execution_id in c and c[execution_id].find_agreement(0, 99.0) for c in states),
@@ -267,7 +267,7 @@ def test_f14_an_agreed_root_that_is_reverted_takes_its_draw_with_it() -> None:
 
     def has_draw() -> bool:
         nonlocal state
-        state = member._settlements._states.get(execution_id)
+        state = member.settlements._states.get(execution_id)
         return state is not None and state.verification is not None
 
     assert simulation.run(20, has_draw)

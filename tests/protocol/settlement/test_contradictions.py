@@ -98,7 +98,7 @@ def test_s48_a_member_that_contradicts_itself_does_not_divide_the_others() -> No
     execution_id = simulation.request()
     settle(simulation, execution_id, within_s=400)
     assert simulation.helped
-    verdicts = simulation.members[simulation.second].find_evidence(execution_id)
+    verdicts = simulation.members[simulation.second].settlements.find_evidence(execution_id)
     assert verdicts is not None
     assert simulation.validator in verdicts.verdicts[0].validators, "the quorum of one counts"
 
@@ -178,7 +178,7 @@ def test_s49_of_proposals_in_quick_succession_one_is_judged(
     other, liar = next(iter(simulation.members)), simulation.identities[-1]
     execution_id = simulation.request()
     member = simulation.members[other]
-    assert simulation.run(60, lambda: member.find_attestation(execution_id) is not None)
+    assert simulation.run(60, lambda: member.settlements.find_attestation(execution_id) is not None)
     judged.clear()
     for number in range(50):
         message = make_proposal(execution_id, (), number)

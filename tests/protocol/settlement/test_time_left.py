@@ -198,5 +198,5 @@ def test_an_execution_without_news_is_looked_at_seldom_and_news_of_it_at_once(
     member.handle(ev.Tick(), simulation.now + 1.05)
     member.handle(ev.ReportReceived(held, key), simulation.now + 1.06)
     member.handle(ev.Tick(), simulation.now + 1.1)
-    said = member.find_attestation(execution_id)
+    said = member.settlements.find_attestation(execution_id)
     assert said is not None and [one.root for one in said.attestation.held] == [held.root]

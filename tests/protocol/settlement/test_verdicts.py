@@ -118,7 +118,7 @@ def test_a_validator_that_withholds_its_result_loses_its_fee_to_the_next() -> No
     settle(simulation, execution_id, within_s=120)
     assert get_slashes(simulation, execution_id) == {}, "slow is not wrong"
     member = next(iter(simulation.members.values()))
-    evidence = member.find_evidence(execution_id)
+    evidence = member.settlements.find_evidence(execution_id)
     assert evidence is not None
     ((withholder,), (heard,)) = evidence.verdicts[0].silent, evidence.verdicts[0].validators
     assert simulation.by_node[withholder].withholds_result
@@ -265,7 +265,7 @@ def test_members_keep_the_evidence_that_they_signed_though_a_verdict_changes_lat
         """As when it turns out, before the settlement's block, that a validator stays silent."""
         if isinstance(event, ev.ExecutionEnded):
             for member in simulation.members.values():
-                verification = member._settlements._states[event.execution_id].verification
+                verification = member.settlements._states[event.execution_id].verification
                 assert verification is not None
                 for task, verdict in verification.verdicts.items():
                     silent = (simulation.nodes[0].address,)
@@ -277,7 +277,9 @@ def test_members_keep_the_evidence_that_they_signed_though_a_verdict_changes_lat
     settle(simulation, execution_id)
     simulation.run(1.0)
     root = simulation.chain.settlements[execution_id].evidence_root
-    found = [member.find_evidence(execution_id) for member in simulation.members.values()]
+    found = [
+        member.settlements.find_evidence(execution_id) for member in simulation.members.values()
+    ]
     kept = [evidence for evidence in found if evidence is not None]
     assert len(kept) >= 3
     assert {compute_evidence_root(one) for one in kept} == {root}
@@ -293,7 +295,7 @@ def test_where_members_cannot_recompute_nobody_loses_stake_and_the_outvoted_no_p
     assert get_slashes(simulation, execution_id) == {}
     assert simulation.chain.settlements[execution_id].payments == ()
     member = next(iter(simulation.members.values()))
-    evidence = member.find_evidence(execution_id)
+    evidence = member.settlements.find_evidence(execution_id)
     assert evidence is not None and evidence.verdicts[0].outcome == "outvoted"
 
 
