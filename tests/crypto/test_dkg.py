@@ -287,7 +287,7 @@ def reshare(
 def test_a_handover_keeps_the_group_key(size: int, members: list[int], dealers: list[int]) -> None:
     old_ceremony = make_ceremony(size)
     old, secrets = finish(old_ceremony, {i: deal(old_ceremony, i) for i in range(size)})
-    ceremony, new, shares = reshare(old, secrets, members, dealers)
+    _, new, shares = reshare(old, secrets, members, dealers)
     assert new.public_key == old.public_key
     assert new.threshold == bls.compute_threshold(len(members))
     t_old, t_new = old.threshold, new.threshold

@@ -13,6 +13,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -342,26 +343,21 @@ class RunningGateway:
     """A gateway that listens at ``server.url``. Close it."""
 
     server: Server
-    _audit: AuditLog
-    _chain: Chain
-    _http: SignedClient
+    _opened: AsyncExitStack
 
     async def close(self) -> None:
         """Stop listening and close every connection."""
-        await self.server.close()
-        await self._http.close()
-        await self._chain.close()
-        self._audit.close()
+        await self._opened.aclose()
 
 
 async def start_gateway(config: GatewayConfig) -> RunningGateway:
     """Open chain, store and port; raise ConfigurationError, ChainUnavailable."""
     deployment = Deployment.load(config.deployment)
     presigner = Presigner.open(config.s3_endpoint, config.bucket, config.credentials)
-    audit = AuditLog(config.data_dir / "audit.jsonl")
-    chain = await Chain.connect(config.rpc_url, deployment)
-    http = SignedClient()
-    try:
+    async with AsyncExitStack() as opened:
+        audit = opened.enter_context(closing(AuditLog(config.data_dir / "audit.jsonl")))
+        chain = await opened.enter_async_context(await Chain.connect(config.rpc_url, deployment))
+        http = await opened.enter_async_context(SignedClient())
         gateway = Gateway(
             chain=ChainView(chain, deployment),
             objects=ObjectView(presigner, http),
@@ -370,18 +366,14 @@ async def start_gateway(config: GatewayConfig) -> RunningGateway:
             policy=config,
         )
         server = await serve_app(gateway.make_app(), config.listen_host, config.listen_port)
+        opened.push_async_callback(server.close)
         gateway.audience = config.public_url or server.url
         gateway.network = NetworkDescription(
             contracts=deployment.to_message(),
             gateway_urls=config.join_gateway_urls or (gateway.audience,),
             rpc_url=config.join_rpc_url,
         )
-    except BaseException:
-        await http.close()
-        await chain.close()
-        audit.close()
-        raise
-    return RunningGateway(server, audit, chain, http)
+        return RunningGateway(server, opened.pop_all())
 
 
 async def run_gateway(config: GatewayConfig) -> None:

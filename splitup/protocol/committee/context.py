@@ -20,7 +20,6 @@ from splitup.crypto.signature_scheme import REAL, Scheme
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import Request
 from splitup.messages.snapshots import Snapshot
-from splitup.protocol.committee.activity import Activity
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, CommitteeView
 from splitup.protocol.committee.commands import (
     Command,
@@ -32,6 +31,33 @@ from splitup.protocol.committee.commands import (
 
 SIGNED: Final = "signed"  # journal kind: slot -> digest of what we signed for it, end of slot
 SNAPSHOT: Final = "snapshot"  # journal kind: root -> content
+
+
+class Activity:
+    """Whether a member rests: nothing is open, and nothing has changed for a while.
+
+    Then it asks for fewer heartbeats, repeats its votes and snapshots less often, and looks at the
+    chain less often. Whatever happens ends that at once. Members need not agree about it. A member
+    is busy until ``note`` was called once.
+    """
+
+    def __init__(self) -> None:
+        self.busy_at = math.inf
+        self._woken_at = -math.inf
+
+    def note(self, now: float) -> None:
+        """Record that there is something to do."""
+        if self.is_resting(now):
+            self._woken_at = now
+        self.busy_at = now
+
+    def is_resting(self, now: float) -> bool:
+        """Return whether there has been nothing to do for ``REST_AFTER_S``."""
+        return now >= self.busy_at + limits.REST_AFTER_S
+
+    def has_rested(self, now: float, within_s: float) -> bool:
+        """Return whether we rest, or did so ``within_s`` ago: then others may, too."""
+        return self.is_resting(now) or now - self._woken_at < within_s
 
 
 @dataclass(slots=True)

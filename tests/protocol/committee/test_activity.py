@@ -5,7 +5,7 @@ from __future__ import annotations
 from splitup.core import limits
 from splitup.messages.snapshots import Heartbeat
 from splitup.protocol.committee import events as ev
-from splitup.protocol.committee.activity import Activity
+from splitup.protocol.committee.context import Activity
 from splitup.protocol.member import CommitteeMember
 from tests.protocol.simulator import Node, Simulation, settle, start
 

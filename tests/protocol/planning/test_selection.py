@@ -36,7 +36,7 @@ from splitup.protocol.planning.selection import (
     rank,
     rank_validators,
 )
-from splitup.protocol.snapshots.fairness import compute_credits
+from splitup.protocol.snapshots.snapshot_rules import compute_credits
 from tests.builders import (
     FOREIGN_CLASS,
     NO_TERMS,

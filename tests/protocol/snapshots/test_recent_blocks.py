@@ -9,8 +9,7 @@ from splitup.core.errors import BadSignature, PeerFault
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import Heartbeat
 from splitup.protocol.committee.events import NodeRecord
-from splitup.protocol.snapshots.liveness import NodeLiveness
-from splitup.protocol.snapshots.recent_blocks import RecentBlocks
+from splitup.protocol.snapshots.liveness import NodeLiveness, RecentBlocks
 from tests.builders import COMMON_CLASS
 from tests.protocol.committees import make_identity
 from tests.protocol.simulator import Simulation
