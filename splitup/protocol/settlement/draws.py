@@ -59,7 +59,7 @@ class DrawAgreement:
             basis = state.find_basis()
             if basis is None:
                 return []
-            transitions.move(state, transitions.CommitmentsCompleted(basis))
+            transitions.complete_commitments(state, basis)
             commands += self._sign(state)
         if not isinstance(state.phase, Drawing) or self._context.group is None:
             return commands
@@ -99,4 +99,4 @@ class DrawAgreement:
 
     def _finish(self, state: SettlementState, draw: Draw, now: float) -> None:
         place = self._context.get_place(draw.seed, now)
-        transitions.move(state, transitions.DrawMade(draw, place, now))
+        transitions.take_draw(state, draw, place, now)

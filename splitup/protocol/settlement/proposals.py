@@ -54,7 +54,7 @@ class Proposals:
     def advance(self, state: SettlementState, now: float) -> list[Command]:
         """Sign others' proposals that equal our own settlement; propose when it is our turn."""
         if isinstance(state.phase, Verifying) and state.phase.verification.is_complete():
-            transitions.move(state, transitions.EvidenceCompleted(now))
+            transitions.complete_evidence(state, now)
         phase = state.phase
         if not isinstance(phase, Proposing) or (now < phase.propose_at and not state.proposals):
             return []

@@ -145,7 +145,7 @@ class SettlementAgreement:
         state = self._states.get(certificate.plan.request.execution_id)
         if state is None or not isinstance(state.phase, Requested):
             return []
-        transitions.move(state, transitions.PlanCertified(certificate))
+        transitions.certify_plan(state, certificate)
         self._restore_reverted(state, certificate)
         return self._advance(state, now)
 
@@ -176,7 +176,7 @@ class SettlementAgreement:
         state = self._states.get(event.execution_id)
         if state is not None and state.chain.agreed == event:
             state.chain.unbind()
-            transitions.move(state, transitions.CommitmentsReverted())
+            transitions.revert_commitments(state)
 
     def process_end(self, execution_id: str, evidence_root: str = "") -> None:
         """Drop an execution that is settled, refunded or expired; what we signed stays recorded.
@@ -447,7 +447,7 @@ class SettlementAgreement:
         if phase.snapshot is None or phase.manifest is None:
             return self._content_store.ask(model_id, root, now)
         context = PlanContext(phase.certificate, phase.snapshot, phase.manifest)
-        transitions.move(state, transitions.ContentsFetched(context))
+        transitions.add_contents(state, context)
         return None
 
     def _restore_reverted(self, state: SettlementState, certificate: PlanCertificate) -> None:

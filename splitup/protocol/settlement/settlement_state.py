@@ -1,7 +1,7 @@
 """One execution between request and settlement, as one member sees it: its phase and its evidence.
 
 A phase is a record of its own that holds what exists only in that phase. ``settlement_transitions``
-holds the table of all changes of phase.
+holds all changes of phase.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from splitup.protocol.committee.peer_messages import SettlementSignature
 from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from splitup.protocol.settlement.proposals import Proposals
 from splitup.protocol.settlement.settlement_state import Proposing, SettlementState, Verifying
-from splitup.protocol.settlement.settlement_transitions import DrawMade, move
+from splitup.protocol.settlement.settlement_transitions import take_draw
 from tests.protocol.machines import (
     EXECUTION,
     EXECUTORS,
@@ -38,7 +38,7 @@ def make_proposals(place: int = 0) -> Proposals:
 def make_verifying(rank: int = 0) -> SettlementState:
     """Return an execution of which no task was drawn and nothing was revealed yet."""
     state = make_drawing()
-    move(state, DrawMade(make_draw(state).draw, place=rank, now=0.0))
+    take_draw(state, make_draw(state), place=rank, now=0.0)
     return state
 
 
