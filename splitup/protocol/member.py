@@ -1,7 +1,7 @@
 """One committee member as a state machine: events in, commands out, no clock, no network.
 
 It consists of three smaller machines, for snapshots, plans and settlements, that share a
-``MemberContext``, a ``SigningGuard`` and a ``ContentStore``. ``handle`` raises PeerFault,
+``MemberContext``. ``handle`` raises PeerFault,
 BadSignature or Unavailable for a peer's event before anything has changed. A fault that is found
 later becomes a ``Fault`` command.
 """
@@ -93,23 +93,22 @@ class CommitteeMember:
                 f"{view.configuration}; use a member's keystore"
             )
         self.context = MemberContext(
-            identity, view, scheme=scheme, can_recompute=can_recompute, grace_s=grace_s
+            identity,
+            view,
+            scheme=scheme,
+            signing_guard=signing_guard,
+            contents=ContentStore(snapshots),
+            can_recompute=can_recompute,
+            grace_s=grace_s,
         )
-        self._signing_guard = signing_guard
         self._block_number = 0
-        self.contents = ContentStore(snapshots)
+        self.contents = self.context.contents
         self.detector = EquivocationDetector(self.context, evidence)
-        self.snapshots = SnapshotAgreement(
-            self.context, signing_guard, self.contents, self.detector
-        )
+        self.snapshots = SnapshotAgreement(self.context, self.detector)
         self.nodes = self.snapshots.nodes
-        self.plans = PlanAgreement(
-            self.context, signing_guard, self.contents, self.detector, economics
-        )
+        self.plans = PlanAgreement(self.context, self.detector, economics)
         self.settlements = SettlementAgreement(
             self.context,
-            signing_guard,
-            self.contents,
             economics,
             read_token,
             lambda: self.nodes.period_s + tuning.REPLACED_ANSWER_S,
@@ -289,7 +288,9 @@ class CommitteeMember:
             if is_same(known, signed.request):
                 return []
             raise PeerFault(f"the nonce of request {execution_id} is used by another request")
-        if len(self._signing_guard) >= tuning.MAX_SIGNED // 2:  # these cost the client no gas
+        if (
+            len(self.context.signing_guard) >= tuning.MAX_SIGNED // 2
+        ):  # these cost the client no gas
             raise Unavailable("too many requests were signed here of late; ask the chain instead")
         commands = self._signed_requests.process_signed(event, self.context.timestamp_s)
         return commands + self._begin(signed.request, now, signed.signature)
@@ -307,7 +308,7 @@ class CommitteeMember:
         self.nodes.heads.process_head(event.block_hash, now)
         self._block_number = max(self._block_number, event.number)
         self.context.timestamp_s = max(self.context.timestamp_s, event.timestamp_s)
-        commands = self._signing_guard.forget_closed(self.context.timestamp_s)
+        commands = self.context.signing_guard.forget_closed(self.context.timestamp_s)
         for request in self._signed_requests.list_expired(
             self.context.timestamp_s, self._block_number
         ):
@@ -356,6 +357,6 @@ class CommitteeMember:
         """Drop a signed request that the chain can open no more; its plan's slot ends sooner."""
         slot = make_plan_slot(request, self.context.view.configuration)
         return [
-            *self._signing_guard.shorten(slot, request.deadline),
+            *self.context.signing_guard.shorten(slot, request.deadline),
             *self._end(request.execution_id),
         ]

@@ -7,7 +7,7 @@ from splitup.core.codec import compute_digest
 from splitup.messages.verification import Draw
 from splitup.protocol.committee.certificates import check_draw
 from splitup.protocol.committee.commands import Command, Fault, Gossip, Log
-from splitup.protocol.committee.context import MemberContext, SigningGuard
+from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.committee.peer_messages import DrawMessage, DrawPartial
 from splitup.protocol.settlement import settlement_transitions as transitions
 from splitup.protocol.settlement.settlement_state import (
@@ -20,9 +20,8 @@ from splitup.protocol.settlement.settlement_state import (
 class DrawAgreement:
     """One member's part in making draws."""
 
-    def __init__(self, context: MemberContext, signing_guard: SigningGuard) -> None:
+    def __init__(self, context: MemberContext) -> None:
         self._context = context
-        self._signing_guard = signing_guard
 
     def process_partial(
         self, state: SettlementState, sender: str, message: DrawPartial, now: float
@@ -89,7 +88,7 @@ class DrawAgreement:
         drawing, execution_id = state.phase, state.request.execution_id
         assert isinstance(drawing, Drawing)
         digest = compute_digest(drawing.collector.alpha)
-        claim = self._signing_guard.claim(
+        claim = self._context.signing_guard.claim(
             f"draw/{execution_id}", digest, self._context.get_end_s(state.request)
         )
         if claim is None:

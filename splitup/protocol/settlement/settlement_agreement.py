@@ -33,7 +33,7 @@ from splitup.messages.verification import (
     VerificationResult,
 )
 from splitup.protocol.committee.commands import Command, Fault, Gossip
-from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
+from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.committee.events import ExecutionCommitted, NodeReport
 from splitup.protocol.committee.peer_messages import (
     Attested,
@@ -81,20 +81,17 @@ class SettlementAgreement:
     def __init__(
         self,
         context: MemberContext,
-        signing_guard: SigningGuard,
-        content_store: ContentStore,
         economics: Economics,
         read_token: TokenReader,
         get_answer_s: Callable[[], float],  # how long members wait for nodes that were replaced
     ) -> None:
         self._context = context
-        self._content_store = content_store
         self._economics = economics
         self._read_token = read_token
         self._commitments = CommitmentAgreement(context, get_answer_s)
-        self._draws = DrawAgreement(context, signing_guard)
+        self._draws = DrawAgreement(context)
         self._verification_rounds = VerificationRounds(context)
-        self._proposals = Proposals(context, signing_guard, economics)
+        self._proposals = Proposals(context, economics)
         self._states: dict[str, SettlementState] = {}
         # executions whose requests a reorganisation removed, with what nodes sent about them
         self._reverted: OrderedDict[str, SettlementState] = OrderedDict()
@@ -442,10 +439,10 @@ class SettlementAgreement:
     ) -> list[Command] | None:
         """Return what fetches the plan's snapshot and manifest, or None when both are here."""
         root, model_id = state.request.snapshot_root, state.request.model_id
-        phase.snapshot = phase.snapshot or self._content_store.find_snapshot(root)
-        phase.manifest = phase.manifest or self._content_store.find_manifest(model_id)
+        phase.snapshot = phase.snapshot or self._context.contents.find_snapshot(root)
+        phase.manifest = phase.manifest or self._context.contents.find_manifest(model_id)
         if phase.snapshot is None or phase.manifest is None:
-            return self._content_store.ask(model_id, root, now)
+            return self._context.contents.ask(model_id, root, now)
         context = PlanContext(phase.certificate, phase.snapshot, phase.manifest)
         transitions.add_contents(state, context)
         return None

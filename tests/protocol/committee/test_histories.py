@@ -154,7 +154,7 @@ class _SignsTwice(CommitteeMember):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.snapshots._signing_guard.claim = _claim_always  # type: ignore[method-assign]
+        self.context.signing_guard.claim = _claim_always  # type: ignore[method-assign]
 
 
 def _claim_always(slot: str, digest: str, until_s: int = 0) -> list[Command] | None:

@@ -316,7 +316,7 @@ def test_s03_requests_that_cost_no_gas_cannot_fill_the_record(
 ) -> None:
     simulation = start_frozen()
     member = simulation.members[simulation.identities[0].address]
-    monkeypatch.setattr(tuning, "MAX_SIGNED", 2 * len(member._signing_guard))
+    monkeypatch.setattr(tuning, "MAX_SIGNED", 2 * len(member.context.signing_guard))
     signed = simulation.sign_request(1)
     with pytest.raises(Unavailable, match="ask the chain"):
         member.handle(ev.SignedRequestReceived(signed, 10**6, 2**40), simulation.now)

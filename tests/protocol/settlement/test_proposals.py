@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from splitup.core import limits, tuning
@@ -32,7 +34,7 @@ from tests.protocol.settlement.test_settlement_transitions import make_draw
 
 
 def make_proposals(place: int = 0) -> Proposals:
-    return Proposals(make_context(place), SigningGuard(), VERIFY_NONE)
+    return Proposals(make_context(place), VERIFY_NONE)
 
 
 def make_verifying(rank: int = 0) -> SettlementState:
@@ -157,7 +159,10 @@ def test_one_settlement_is_signed_per_proposer_and_round() -> None:
     proposer = make_context().accounts()[0]
     slot = f"settlement/{EXECUTION}/{proposer}/0"
     guard = SigningGuard({slot: {"digest": "0x" + "66" * 32, "until_s": 2**40}})
-    proposals, state = Proposals(make_context(1), guard, VERIFY_NONE), make_complete(rank=3)
+    proposals, state = (
+        Proposals(replace(make_context(1), signing_guard=guard), VERIFY_NONE),
+        make_complete(rank=3),
+    )
     state.proposals = {proposer: PROPOSAL}
     (command,) = proposals.advance(state, 0.0)
     assert isinstance(command, Log)
