@@ -45,7 +45,8 @@ from tests.builders import COMMON_CLASS, make_chain_manifest
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import CHAIN_ID, make_committee, make_identity, make_keys
 from tests.protocol.scenarios import STABLE_S, Broken, Checker, Scenario, make_scenario
-from tests.protocol.simulator import CLIENT, GRACE_S, MARKET, read_token
+from tests.protocol.simulated_chain import CLIENT, MARKET
+from tests.protocol.simulator import GRACE_S, read_token
 from tests.protocol.virtual_time import VirtualTime
 
 ECONOMICS = Economics(sampling_bps=0, reward_milli=1_200, slash_milli=100_000)

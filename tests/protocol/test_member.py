@@ -212,7 +212,7 @@ def test_a18_withholding_a_share_changes_nothing() -> None:
         simulation.down.add(simulation.identities[place].address)
         execution_id = simulation.request()
         simulation.run(10, lambda s=simulation, e=execution_id: bool(s.certificates.get(e)))
-        seeds.add(next(iter(simulation.certificates[execution_id].values())).plan.seed)
+        seeds.add(simulation.find_plan(execution_id).seed)
     assert len(seeds) == 1
 
 
@@ -235,7 +235,7 @@ def test_a_task_that_nobody_holds_goes_to_a_node_with_the_memory_to_load_it() ->
     assert simulation.run(60, lambda: simulation.chain.sequence >= 2)
     execution_id = simulation.request()
     settle(simulation, execution_id)
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     assert plan.tasks[3] == (able.address,)
     assert 3 in plan.unverifiable
 

@@ -203,7 +203,7 @@ class ObjectView:
             raise Refused(f"no model {model_id} is stored here; check its id", status=404)
         return await get_object(
             self._http.session,
-            self._presigner.presign_get(key, expires_s=_PROBE_EXPIRY_S),
+            self._presigner.presign(Right("GET", key, None), expires_s=_PROBE_EXPIRY_S),
             max_bytes=limits.MAX_MANIFEST_BYTES,
             expected_digest=model_id[2:],
         )
@@ -224,7 +224,7 @@ class ObjectView:
 
     async def _probe_once(self, key: str) -> int | None:
         """Ask for an object's first byte; raise _StoreSilent before who asked gives up."""
-        grant = self._presigner.presign_get(key, expires_s=_PROBE_EXPIRY_S)
+        grant = self._presigner.presign(Right("GET", key, None), expires_s=_PROBE_EXPIRY_S)
         store = f"the object store at {name_server(grant.url)}"
         timeout = aiohttp.ClientTimeout(total=tuning.QUIET_S, sock_connect=tuning.HTTP_CONNECT_S)
         try:

@@ -34,7 +34,8 @@ from tests.protocol.adversary.market import GRACE_S, MAX_DEADLINE_S, MIN_DEADLIN
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import make_committee, make_identity
 from tests.protocol.histories import compute_plan  # noqa: F401  shares plans among members
-from tests.protocol.simulator import MARKET, read_token
+from tests.protocol.simulated_chain import MARKET
+from tests.protocol.simulator import read_token
 from tests.protocol.virtual_time import VirtualTime
 
 CHEAP: Final = CheapScheme()

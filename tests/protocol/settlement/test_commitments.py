@@ -36,10 +36,6 @@ from tests.protocol.simulator import (
 )
 
 
-def find_plan(simulation: Simulation, execution_id: str):  # type: ignore[no-untyped-def]
-    return next(iter(simulation.certificates[execution_id].values())).plan
-
-
 def test_all_executors_are_bound_by_one_transaction() -> None:
     simulation = start(economics=VERIFY_ALL, tasks=5)
     execution_id = simulation.request()
@@ -54,7 +50,7 @@ def test_all_executors_are_bound_by_one_transaction() -> None:
         if (evidence := member.settlements.find_evidence(execution_id))
     )
     assert {node for node, _ in draw.commitments} == set(
-        find_plan(simulation, execution_id).executors()
+        simulation.find_plan(execution_id).executors()
     )
 
 
@@ -64,7 +60,7 @@ def find_second_executor(deadline_s: int) -> tuple[int, str]:
         simulation = start(seed, economics=VERIFY_ALL, tasks=2)
         execution_id = simulation.request(deadline_s=deadline_s)
         simulation.run(5)
-        first, second = find_plan(simulation, execution_id).executors()
+        first, second = simulation.find_plan(execution_id).executors()
         if first != second:
             return seed, second
     raise AssertionError("one node runs both tasks for every seed")
@@ -81,7 +77,7 @@ def test_who_does_not_commit_loses_its_own_pay_alone(trouble: str) -> None:
     execution_id = simulation.request(deadline_s=40)
     settle(simulation, execution_id, within_s=100)
     payments = simulation.chain.settlements[execution_id].payments
-    first = find_plan(simulation, execution_id).executors()[0]
+    first = simulation.find_plan(execution_id).executors()[0]
     assert first in {p.account for p in payments} and not get_slashes(simulation, execution_id)
     assert simulation.find_outcomes(execution_id).keys() <= {0}
 
@@ -111,7 +107,7 @@ def test_s19_a_node_without_free_stake_costs_nobody_else_the_pay() -> None:
     simulation.run(20)
     assert simulation.chain.rejected["ExposureTooHigh"] and not simulation.chain.agreed
     settle(simulation, execution_id, within_s=60)
-    first = find_plan(simulation, execution_id).executors()[0]
+    first = simulation.find_plan(execution_id).executors()[0]
     payments = simulation.chain.settlements[execution_id].payments
     assert first in {p.account for p in payments if not p.from_slash}
     assert not get_slashes(simulation, execution_id)
@@ -172,7 +168,7 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
     for node in simulation.nodes:
         node.plans[execution_id] = None  # type: ignore[assignment]  # the test plays them
     assert simulation.run(5, lambda: len(simulation.certificates.get(execution_id, {})) == 4)
-    plan = find_plan(simulation, execution_id)
+    plan = simulation.find_plan(execution_id)
     account = simulation.identities[0].address
     member, node = simulation.members[account], simulation.by_node[plan.executors()[0]]
     key = node.identity.signing_key_hex

@@ -43,7 +43,7 @@ def open_execution(seed: int = 0) -> tuple[Steps, str, Plan]:
     for node in simulation.nodes:
         node.plans[execution_id] = None  # type: ignore[assignment]
     assert simulation.run(8, lambda: len(simulation.certificates.get(execution_id, {})) == 4)
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     return (
         (simulation, execution_id, plan)
         if len(set(plan.executors())) == 3
