@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 from aiohttp import ClientSession, TCPConnector
@@ -153,7 +154,7 @@ class Absorber:
 
     def __init__(self) -> None:
         identities, view = make_committee()
-        self.machine = CommitteeMember(
+        self.member = CommitteeMember(
             identities[0],
             view,
             VERIFY_NONE,
@@ -161,15 +162,17 @@ class Absorber:
             grace_s=60,
             signing_guard=SigningGuard(),
         )
-        self.machine.handle(BlockSeen(1, 1_000, HEAD), time.monotonic())
+        heads = self.member.nodes.heads
+        self.machine = SimpleNamespace(is_recent=heads.is_recent, get_head=lambda: heads.head)
+        self.member.handle(BlockSeen(1, 1_000, HEAD), time.monotonic())
         self.beats = 0
 
     def feed_peer(self, event: HeartbeatReceived) -> None:
-        self.machine.handle(event, time.monotonic())
+        self.member.handle(event, time.monotonic())
         self.beats += 1
 
     def note_heartbeat(self, node: str) -> None:
-        self.machine.is_unprobed(node)
+        self.member.nodes.is_unprobed(node)
 
     def get_demand(self, node: str) -> bytes:
         return encode_canonical({"block": HEAD, "tasks": []})
@@ -211,7 +214,7 @@ async def bench_heartbeats() -> dict[str, Any]:
     absorber = Absorber()
     records, tokens = make_tokens(rounds)
     others = [NodeRecord(f"0x{n:040x}", f"0x{n:064x}", "http://n", 10**9) for n in range(NODES)]
-    absorber.machine.handle(NodesSeen(tuple(records + others[DISTINCT:])), 0.0)
+    absorber.member.handle(NodesSeen(tuple(records + others[DISTINCT:])), 0.0)
     server = await serve_app(MemberServer(absorber).make_app(), "127.0.0.1", 0)  # type: ignore[arg-type]
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(tokens, file)
@@ -226,15 +229,15 @@ async def bench_heartbeats() -> dict[str, Any]:
     beats = absorber.beats
     assert beats == rounds * DISTINCT
     for record in records:
-        absorber.machine.handle(RttMeasured(record.node, 3), time.monotonic())
+        absorber.member.handle(RttMeasured(record.node, 3), time.monotonic())
     look = time.process_time()
-    absorber.machine.handle(Tick(), time.monotonic())
-    per_beat, beats_per_s = cpu_s / beats, NODES / absorber.machine.get_heartbeat_period_s()
+    absorber.member.handle(Tick(), time.monotonic())
+    per_beat, beats_per_s = cpu_s / beats, NODES / absorber.member.nodes.period_s
     size = len(json.dumps({"jws": tokens[0][0]}))
     return {
         "beats": beats,
         "cpu_us_per_beat": round(per_beat * 1e6, 1),
-        "period_s": absorber.machine.get_heartbeat_period_s(),
+        "period_s": absorber.member.nodes.period_s,
         "cores": round(per_beat * beats_per_s, 2),
         "bytes_per_beat": size,  # of the body; HTTP headers come on top
         "mbit_per_s": round(8e-6 * size * beats_per_s, 1),

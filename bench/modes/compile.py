@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from splitup_oracle.gateway.access import Right
 from splitup_oracle.gateway.presigning import Presigner
 
 from bench.measure.prediction import run_bench
@@ -189,7 +190,7 @@ async def measure_puts(network: Path) -> float:
             for _ in range(PUTS // 2):
                 key = f"bench/{secrets.token_hex(8)}"
                 await put_object(
-                    http.session, presigner.presign_put(key, length_bytes=PUT_BYTES), data
+                    http.session, presigner.presign(Right("PUT", key, PUT_BYTES)), data
                 )
 
         begun = time.monotonic()

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from splitup_oracle.gateway.access import Right
 from splitup_oracle.gateway.presigning import Presigner
 
 from bench.report import Bar, Report, compute_median_interval, say, summarise_ms
@@ -194,8 +195,8 @@ async def time_objects(engines: Engines, nbytes: int, count: int) -> list[float]
     async with SignedClient() as http:
         for _ in range(count):
             key = f"bench/{secrets.token_hex(8)}"
-            put = presigner.presign_put(key, length_bytes=nbytes)
-            get = presigner.presign_get(key, length_bytes=nbytes)
+            put = presigner.presign(Right("PUT", key, nbytes))
+            get = presigner.presign(Right("GET", key, nbytes))
             begun = time.perf_counter()
             await put_object(http.session, put, data)
             await get_object(http.session, get, max_bytes=nbytes, expected_digest=None)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitup_oracle.gateway.access import compute_execution_rights
+from splitup_oracle.gateway.access import Right, compute_execution_rights
 from splitup_oracle.gateway.presigning import Presigner
 
 from splitup.graph.manifest import Manifest
@@ -57,9 +57,9 @@ class LocalGateway:
         rights = compute_execution_rights(plan, manifest, self._signing_key, ExecutorMap(plan))
         return Grants(
             grants=tuple(
-                sign.presign_put(right.key, length_bytes=right.length_bytes or 0)
+                sign.presign(Right("PUT", right.key, right.length_bytes or 0))
                 if right.method == "PUT"
-                else sign.presign_get(right.key, length_bytes=right.length_bytes)
+                else sign.presign(Right("GET", right.key, right.length_bytes))
                 for right in rights
             )
         )
@@ -83,7 +83,11 @@ class LocalGateway:
             author = plan.request.client if write.task == CLIENT else plan.tasks[write.task][0]
             name = LogName(write.task, write.port, author, write.number, write.apart)
             key, length = name.get_key(plan.request.execution_id), write.length_bytes
-            grants.append(sign.presign_put(key, length_bytes=length, sha256=write.sha256))
+            grants.append(sign.presign(Right("PUT", key, length, write.sha256)))
         for read in reads:
-            grants.append(sign.presign_get(LogName.of(read).get_key(plan.request.execution_id)))
+            grants.append(
+                sign.presign(
+                    Right("GET", LogName.of(read).get_key(plan.request.execution_id), None)
+                )
+            )
         return Grants(grants=tuple(grants))

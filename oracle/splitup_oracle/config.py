@@ -17,13 +17,22 @@ _ADVICE: Final = "give another one with --config"
 _Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
-class OracleConfig(BaseModel):
-    """One committee member. Relative paths are relative to the file.
+class _Settings(BaseModel):
+    """Settings in a file; relative paths are relative to it."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a TOML file; raise ConfigurationError naming the setting that is wrong."""
+        return load_toml(cls, path, advice=_ADVICE)
+
+
+class OracleConfig(_Settings):
+    """One committee member.
 
     The endpoint at which others reach this member is on chain (Committee.members), not here.
     """
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     rpc_url: RpcUrlField
     deployment: Path
@@ -37,16 +46,9 @@ class OracleConfig(BaseModel):
     allow_loopback: bool = False  # whether nodes may be on this machine or a private network
     metrics: MetricsField = ""  # where Prometheus reads, "127.0.0.1:9464"
 
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a TOML file; raise ConfigurationError naming the setting that is wrong."""
-        return load_toml(cls, path, advice=_ADVICE)
 
-
-class GatewayPolicy(BaseModel):
+class GatewayPolicy(_Settings):
     """What an operator of a gateway decides."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     open_models: bool = False  # whether keys that no active node holds may read models
     open_uploads: bool = False  # whether keys without deposit or stake may upload models
@@ -73,8 +75,3 @@ class GatewayConfig(GatewayPolicy):
     # and an RPC endpoint, "" if they bring their own: rpc_url may hold a key, and is never told
     join_gateway_urls: GatewayUrlsField | Annotated[tuple[str, ...], Field(max_length=0)] = ()
     join_rpc_url: RpcUrlField | Annotated[str, Field(max_length=0)] = ""
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a TOML file; raise ConfigurationError naming the setting that is wrong."""
-        return load_toml(cls, path, advice=_ADVICE)

@@ -19,7 +19,6 @@ from splitup.core.errors import ChainRejected
 from splitup.crypto import bls
 from splitup.crypto.quorum import (
     ExecutionHistory,
-    pack_word,
     request_struct_hash,
     unpack_word,
 )
@@ -62,11 +61,6 @@ class Distribution:
 def terms_to_abi(plan_root: str, seed_signature: str, executors: int) -> tuple[Any, ...]:
     """Return a plan's terms as the Market contract takes them."""
     return (plan_root, bls.encode_signature_eip2537(seed_signature), executors)
-
-
-def exposures_to_abi(exposures: Sequence[tuple[str, int]]) -> tuple[bytes, ...]:
-    """Return the executors' exposed stakes as the Market contract takes them; sorted by node."""
-    return tuple(pack_word(node, amount) for node, amount in exposures)
 
 
 def find_dues(events: Sequence[ChainEvent]) -> list[ExecutionHistory]:

@@ -31,64 +31,53 @@ def _is_of(nbytes: int, value: Any) -> bool:
     return _is_hex(value) and len(value) == 2 + 2 * nbytes
 
 
-def _is_none_or(check: _Check, value: Any) -> bool:
-    return value is None or check(value)
+def _optional(check: _Check) -> _Check:
+    return lambda value: value is None or check(value)
 
 
-def _is_list(check: _Check, value: Any) -> bool:
-    return isinstance(value, list) and all(map(check, value))
+def _list_of(check: _Check) -> _Check:
+    return lambda value: isinstance(value, list) and all(map(check, value))
 
 
-def _is_object(fields: Mapping[str, _Check], value: Any) -> bool:
-    return isinstance(value, dict) and all(check(value.get(name)) for name, check in fields.items())
+def _object(**fields: _Check) -> _Check:
+    parts = fields.items()
+    return lambda value: isinstance(value, dict) and all(ok(value.get(n)) for n, ok in parts)
 
 
 _COUNT: Final = partial(_is_number, digits=16)  # of blocks, of gas, of seconds
 _HASH: Final = partial(_is_of, 32)
 _ADDRESS: Final = partial(_is_of, 20)
-_LOGS: Final = partial(
-    _is_list,
-    partial(
-        _is_object,
-        {
-            "address": _ADDRESS,
-            "topics": partial(_is_list, _HASH),
-            "data": _is_data,
-            "blockNumber": _COUNT,
-            "blockHash": _HASH,
-            "logIndex": _COUNT,
-            "transactionHash": _HASH,
-        },
-    ),
+_LOGS: Final = _list_of(
+    _object(
+        address=_ADDRESS,
+        topics=_list_of(_HASH),
+        data=_is_data,
+        blockNumber=_COUNT,
+        blockHash=_HASH,
+        logIndex=_COUNT,
+        transactionHash=_HASH,
+    )
 )
-_BLOCK: Final = partial(
-    _is_none_or,
-    partial(
-        _is_object,
-        {
-            "number": _COUNT,
-            "hash": _HASH,
-            "parentHash": _HASH,
-            "timestamp": _COUNT,
-            "baseFeePerGas": partial(_is_none_or, _is_number),
-        },
-    ),
+_BLOCK: Final = _optional(
+    _object(
+        number=_COUNT,
+        hash=_HASH,
+        parentHash=_HASH,
+        timestamp=_COUNT,
+        baseFeePerGas=_optional(_is_number),
+    )
 )
-_RECEIPT: Final = partial(
-    _is_none_or,
-    partial(
-        _is_object,
-        {
-            "transactionHash": _HASH,
-            "blockNumber": _COUNT,
-            "blockHash": _HASH,
-            "gasUsed": _COUNT,
-            "status": _COUNT,
-            "to": partial(_is_none_or, _ADDRESS),
-            "contractAddress": partial(_is_none_or, _ADDRESS),
-            "logs": _LOGS,
-        },
-    ),
+_RECEIPT: Final = _optional(
+    _object(
+        transactionHash=_HASH,
+        blockNumber=_COUNT,
+        blockHash=_HASH,
+        gasUsed=_COUNT,
+        status=_COUNT,
+        to=_optional(_ADDRESS),
+        contractAddress=_optional(_ADDRESS),
+        logs=_LOGS,
+    )
 )
 _RESULTS: Final[Mapping[str, _Check]] = {
     **dict.fromkeys(("eth_blockNumber", "eth_estimateGas", "eth_getTransactionCount"), _COUNT),

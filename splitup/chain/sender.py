@@ -212,11 +212,7 @@ class Sender:
                 # It may be our own: an answer was lost, and this is the second try.
                 return await self._get_receipt(submitted) is not None
             if any(word in text for word in _NO_ETHER):
-                raise ChainRejected(
-                    f"{submitted.action} was not sent: {self.address} has too little ether for the "
-                    "gas; send it some",
-                    error_name="InsufficientFunds",
-                ) from None
+                raise self._make_ether_error(submitted.action) from None
             raise ChainRejected(f"{submitted.action} was not sent: {error.message}") from None
         except ChainUnavailable as error:
             # The node may have it or not; ``wait`` sends the same bytes until it is mined.
@@ -228,12 +224,14 @@ class Sender:
             return int(await self._rpc.request("eth_estimateGas", call, "pending"), 16)
         except RpcError as error:
             if any(word in error.message.lower() for word in _NO_ETHER):
-                raise ChainRejected(
-                    f"{action} was not sent: {self.address} has too little ether for the gas; "
-                    "send it some",
-                    error_name="InsufficientFunds",
-                ) from None
+                raise self._make_ether_error(action) from None
             raise explain_refusal(action, error) from None
+
+    def _make_ether_error(self, action: str) -> ChainRejected:
+        return ChainRejected(
+            f"{action} was not sent: {self.address} has too little ether for the gas; send it some",
+            error_name="InsufficientFunds",
+        )
 
     async def _fetch_fees(self) -> dict[str, int]:
         return await fetch_fees(self._rpc, self._fee_ceiling_wei)

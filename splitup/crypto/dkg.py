@@ -191,44 +191,6 @@ class GroupKey:
     member_keys: tuple[str, ...]
     qualified: tuple[int, ...]
 
-    def to_bytes(self) -> bytes:
-        """Return the canonical bytes."""
-        return encode_canonical(
-            {
-                "ceremony_id": self.ceremony_id,
-                "member_keys": list(self.member_keys),
-                "public_key": self.public_key,
-                "qualified": list(self.qualified),
-                "threshold": self.threshold,
-            }
-        )
-
-    @staticmethod
-    def from_bytes(data: bytes, ceremony: Ceremony) -> GroupKey:
-        """Parse and check; raise PeerFault. The keys' relation is checked by interpolation."""
-        names = {"ceremony_id", "member_keys", "public_key", "qualified", "threshold"}
-        value = _parse_object(data, names, "group key")
-        count = len(ceremony.members)
-        if value["threshold"] != ceremony.threshold:
-            raise PeerFault("a group key has another threshold than its ceremony")
-        qualified = value["qualified"]
-        needed, dealers = ceremony.dealings_needed, ceremony.dealer_count
-        if not isinstance(qualified, list) or not needed <= len(qualified) <= dealers:
-            raise PeerFault("a group key has too few or too many qualified dealers")
-        for dealer in qualified:
-            _check_index(dealer, dealers)
-        if qualified != sorted(set(qualified)):
-            raise PeerFault("a group key lists its qualified dealers out of order")
-        group = GroupKey(
-            ceremony_id=_check_id(value["ceremony_id"], ceremony),
-            threshold=ceremony.threshold,
-            public_key=_check_strings([value["public_key"]], 1, "group key")[0],
-            member_keys=_check_strings(value["member_keys"], count, "member keys"),
-            qualified=tuple(qualified),
-        )
-        _check_keys_agree(group)
-        return group
-
 
 def make_dealing(ceremony: Ceremony, dealer: int, entropy: bytes) -> Dealing:
     """Deal shares of a secret polynomial of degree t−1.
@@ -403,23 +365,6 @@ def _check_share(dealing: Dealing, member: int, share: bytes) -> None:
 
 def _sealed_for(dealing: Dealing, member: int) -> bytes:
     return bytes.fromhex(dealing.sealed[member][2:])
-
-
-def _check_keys_agree(group: GroupKey) -> None:
-    """Raise PeerFault unless all n+1 keys lie on one polynomial of degree t−1 in the exponent.
-
-    The first t member keys fix the polynomial; the group key (x = 0) and the rest must lie on it.
-    """
-    points = [bls.parse_public_key(key) for key in group.member_keys]
-    known = list(range(1, group.threshold + 1))
-    targets = {0: bls.parse_public_key(group.public_key)}
-    targets.update({place + 1: point for place, point in enumerate(points)})
-    for x, expected in targets.items():
-        if x in known:
-            continue
-        coefficients = bls.compute_lagrange(known, x)
-        if G2Point.multiexp_unchecked(points[: group.threshold], coefficients) != expected:
-            raise PeerFault("a group key's members do not share one polynomial")
 
 
 def _derive_scalar(entropy: bytes, info: bytes) -> int:

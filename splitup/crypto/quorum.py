@@ -134,7 +134,7 @@ class ExecutionHistory:
 def snapshot_struct_hash(configuration: int, sequence: int, epoch: int, root: str) -> bytes:
     """Return hashStruct of ``Snapshot``; the first three values are the slot of its one root."""
     types = ("bytes32", "uint64", "uint64", "uint64", "bytes32")
-    return _hash_abi(types, (_SNAPSHOT_TYPE, configuration, sequence, epoch, _bytes32(root)))
+    return _hash_abi(types, (_SNAPSHOT_TYPE, configuration, sequence, epoch, root))
 
 
 def pack_word(account: str, amount_micro_usdc: int) -> bytes:
@@ -174,43 +174,18 @@ def plan_struct_hash(
     gives work to.
     """
     types = ("bytes32", "uint64", *("bytes32",) * 4, "uint32")
-    words = (_bytes32(word) for word in (execution_id, request_hash, plan_root, seed))
+    words = (execution_id, request_hash, plan_root, seed)
     return _hash_abi(types, (_PLAN_TYPE, configuration, *words, executors))
 
 
-def request_struct_hash(
-    client: str,
-    model_id: str,
-    steps: int,
-    inputs_digest: str,
-    client_key: str,
-    max_price_micro_usdc: int,
-    deadline: int,
-    nonce: int,
-    snapshot_sequence: int,
-    snapshot_root: str,
-    verify_bps: int,
-) -> bytes:
+def request_struct_hash(*words: Any) -> bytes:
     """Return hashStruct of ``Request``, the Market contract's request hash.
 
-    A client signs it in the domain of the Market: Domain(chain id, market's address).
+    ``words`` are in the order of its type. A client signs it in the domain of the Market:
+    Domain(chain id, market's address).
     """
     types = ("bytes32", "address", "bytes32", "uint32", "bytes32", "bytes32", "uint96", "uint64")
-    words = (
-        _REQUEST_TYPE,
-        client,
-        _bytes32(model_id),
-        steps,
-        _bytes32(inputs_digest),
-        _bytes32(client_key),
-        max_price_micro_usdc,
-        deadline,
-        nonce,
-        snapshot_sequence,
-        _bytes32(snapshot_root),
-        verify_bps,
-    )
-    return _hash_abi((*types, "uint64", "uint64", "bytes32", "uint16"), words)
+    return _hash_abi((*types, "uint64", "uint64", "bytes32", "uint16"), (_REQUEST_TYPE, *words))
 
 
 def commitments_struct_hash(execution_id: str, root: str, exposures_hash: str) -> bytes:
@@ -218,8 +193,8 @@ def commitments_struct_hash(execution_id: str, root: str, exposures_hash: str) -
 
     ``exposures_hash`` comes from ``hash_exposures``.
     """
-    words = (_bytes32(word) for word in (execution_id, root, exposures_hash))
-    return _hash_abi(("bytes32",) * 4, (_COMMITMENTS_TYPE, *words))
+    words = (_COMMITMENTS_TYPE, execution_id, root, exposures_hash)
+    return _hash_abi(("bytes32",) * 4, words)
 
 
 def settlement_hash(settlement: Settlement) -> str:
@@ -229,8 +204,7 @@ def settlement_hash(settlement: Settlement) -> str:
 
 def settlement_struct_hash(execution_id: str, settlement_hash: str) -> bytes:
     """Return hashStruct of ``Settlement``."""
-    words = (_SETTLEMENT_TYPE, _bytes32(execution_id), _bytes32(settlement_hash))
-    return _hash_abi(("bytes32", "bytes32", "bytes32"), words)
+    return _hash_abi(("bytes32",) * 3, (_SETTLEMENT_TYPE, execution_id, settlement_hash))
 
 
 def compute_execution_id(chain_id: int, market: str, client: str, nonce: int) -> str:
@@ -313,7 +287,10 @@ def check_quorum(
 
 
 def _hash_abi(types: tuple[str, ...], values: tuple[Any, ...]) -> bytes:
-    return keccak(encode(types, values))
+    """Return keccak256(abi.encode(values)); a bytes32 may be a string "0x…"."""
+    pairs = zip(types, values, strict=True)
+    raw = [_bytes32(v) if kind == "bytes32" and isinstance(v, str) else v for kind, v in pairs]
+    return keccak(encode(types, raw))
 
 
 def _bytes32(value: str) -> bytes:

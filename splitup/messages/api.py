@@ -76,6 +76,19 @@ class Route(Generic[M]):
         return f"{endpoint}{self.path.format(**parameters)}{query}"
 
 
+def _signed(
+    path: str, sender: str, message: type[M], timeout_s: float = tuning.MEMBER_REPLY_S
+) -> Route[M]:
+    """Return the row of a message that its sender signs, as the type that its path names."""
+    typ = "splitup-" + path.rpartition("/")[2]
+    return Route("POST", path, sender, message, typ, timeout_s=timeout_s)
+
+
+def _granting(sender: str, message: type[M], name: str, reply: type[Message] = Grants) -> Route[M]:
+    """Return the row of a signed request to a storage gateway."""
+    return Route("POST", f"/v1/grants/{name}", sender, message, f"splitup-{name}", reply)
+
+
 PING: Final = Route[Message]("GET", "/v1/ping", "anybody")
 
 # ---- a committee member's ----------------------------------------------------------------------
@@ -114,61 +127,17 @@ ATTESTATION: Final = Route[Message](
     timeout_s=tuning.MEMBER_REPLY_S,
     max_reply_bytes=limits.MAX_ATTESTATION_BYTES,
 )
-HEARTBEAT: Final = Route(
-    "POST",
-    "/v1/heartbeat",
-    "node",
-    Heartbeat,
-    "splitup-heartbeat",
-    timeout_s=limits.HEARTBEAT_TIMEOUT_S,
-)
-REACH_REQUEST: Final = Route(
-    "POST",
-    "/v1/reach-request",
-    "node",
-    ReachRequest,
-    "splitup-reach-request",
-    timeout_s=tuning.REACH_TIMEOUT_S,
-)
+HEARTBEAT: Final = _signed("/v1/heartbeat", "node", Heartbeat, limits.HEARTBEAT_TIMEOUT_S)
+REACH_REQUEST: Final = _signed("/v1/reach-request", "node", ReachRequest, tuning.REACH_TIMEOUT_S)
 SIGNED_REQUEST: Final = Route("POST", "/v1/signed-request", "client", SignedRequest)
 GOSSIP: Final = Route[Message](
     "POST", "/v1/gossip", "member", typ="splitup-gossip", timeout_s=_GOSSIP_TIMEOUT_S
 )
-EXECUTOR_COMMITMENT: Final = Route(
-    "POST",
-    "/v1/executor-commitment",
-    "node",
-    ExecutorCommitment,
-    "splitup-executor-commitment",
-    timeout_s=tuning.MEMBER_REPLY_S,
-)
-TAKEOVERS: Final = Route(
-    "POST", "/v1/takeovers", "node", Takeovers, "splitup-takeovers", timeout_s=tuning.MEMBER_REPLY_S
-)
-VALIDATOR_COMMITMENT: Final = Route(
-    "POST",
-    "/v1/validator-commitment",
-    "node",
-    ValidatorCommitment,
-    "splitup-validator-commitment",
-    timeout_s=tuning.MEMBER_REPLY_S,
-)
-COMPLETION: Final = Route(
-    "POST",
-    "/v1/completion",
-    "node",
-    Completion,
-    "splitup-completion",
-    timeout_s=tuning.MEMBER_REPLY_S,
-)
-VERIFICATION_RESULT: Final = Route(
-    "POST",
-    "/v1/verification-result",
-    "node",
-    VerificationResult,
-    "splitup-verification-result",
-    timeout_s=tuning.MEMBER_REPLY_S,
-)
+EXECUTOR_COMMITMENT: Final = _signed("/v1/executor-commitment", "node", ExecutorCommitment)
+TAKEOVERS: Final = _signed("/v1/takeovers", "node", Takeovers)
+VALIDATOR_COMMITMENT: Final = _signed("/v1/validator-commitment", "node", ValidatorCommitment)
+COMPLETION: Final = _signed("/v1/completion", "node", Completion)
+VERIFICATION_RESULT: Final = _signed("/v1/verification-result", "node", VerificationResult)
 
 # ---- a storage gateway's -----------------------------------------------------------------------
 
@@ -176,41 +145,11 @@ MANIFEST: Final = Route[Message](
     "GET", "/v1/models/{model_id}/manifest", "anybody", max_reply_bytes=limits.MAX_MANIFEST_BYTES
 )
 NETWORK: Final = Route[Message]("GET", "/v1/network", "anybody", reply=NetworkDescription)
-UPLOAD_REQUEST: Final = Route(
-    "POST",
-    "/v1/grants/upload-request",
-    "developer",
-    UploadRequest,
-    "splitup-upload-request",
-    UploadAnswer,
-)
-MODEL_REQUEST: Final = Route(
-    "POST",
-    "/v1/grants/model-request",
-    "node, client",
-    ModelRequest,
-    "splitup-model-request",
-    Grants,
-)
-EXECUTION_REQUEST: Final = Route(
-    "POST",
-    "/v1/grants/execution-request",
-    "node, client",
-    ExecutionRequest,
-    "splitup-execution-request",
-    Grants,
-)
-LOG_REQUEST: Final = Route(
-    "POST", "/v1/grants/log-request", "node, client", LogRequest, "splitup-log-request", Grants
-)
-VERIFICATION_REQUEST: Final = Route(
-    "POST",
-    "/v1/grants/verification-request",
-    "node, member",
-    VerificationRequest,
-    "splitup-verification-request",
-    Grants,
-)
+UPLOAD_REQUEST: Final = _granting("developer", UploadRequest, "upload-request", UploadAnswer)
+MODEL_REQUEST: Final = _granting("node, client", ModelRequest, "model-request")
+EXECUTION_REQUEST: Final = _granting("node, client", ExecutionRequest, "execution-request")
+LOG_REQUEST: Final = _granting("node, client", LogRequest, "log-request")
+VERIFICATION_REQUEST: Final = _granting("node, member", VerificationRequest, "verification-request")
 
 # ---- a node's ----------------------------------------------------------------------------------
 

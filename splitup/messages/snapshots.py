@@ -121,7 +121,7 @@ class SnapshotEntry(Message):
     speed_mflops: Count = 0  # measured, in 10^6 operations a second; 0 means unmeasured
     bandwidth_kbps: Count = 0  # measured, in 10^3 bytes a second; 0 means unmeasured
     vram_free_bytes: Count = 0
-    credit_milli: Credit = 0  # see ``splitup.protocol.snapshots.fairness``
+    credit_milli: Credit = 0  # see ``splitup.protocol.snapshots.snapshot_rules``
     locked_micro_usdc: Count = 0  # of the stake, by executions under way; rounded up
 
     @property

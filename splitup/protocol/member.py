@@ -1,7 +1,7 @@
 """One committee member as a state machine: events in, commands out, no clock, no network.
 
 It consists of three smaller machines, for snapshots, plans and settlements, that share a
-``MemberContext``, a ``SigningGuard`` and a ``ContentStore``. ``handle`` raises PeerFault,
+``MemberContext``. ``handle`` raises PeerFault,
 BadSignature or Unavailable for a peer's event before anything has changed. A fault that is found
 later becomes a ``Fault`` command.
 """
@@ -15,11 +15,8 @@ from splitup.core import tuning
 from splitup.core.errors import InvalidInput, PeerFault, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.signature_scheme import REAL, Scheme
-from splitup.graph.manifest import Manifest
-from splitup.messages.completions import SignedTakeover
-from splitup.messages.plans import PlanCertificate, Request, SignedRequest
+from splitup.messages.plans import Request, SignedRequest
 from splitup.messages.snapshots import Snapshot
-from splitup.messages.verification import Evidence, SignedAttestation
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.committee.commands import AnnouncePlan, Command, Log
 from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
@@ -27,11 +24,9 @@ from splitup.protocol.committee.equivocation import EquivocationDetector, make_p
 from splitup.protocol.committee.events import (
     BlockSeen,
     ChainFact,
-    CompletionReceived,
     EventReverted,
     ExecutionCommitted,
     ExecutionEnded,
-    ExecutorCommitmentReceived,
     GossipReceived,
     HeartbeatReceived,
     KeyReady,
@@ -43,16 +38,14 @@ from splitup.protocol.committee.events import (
     PeerEvent,
     PlanAccepted,
     PlanPushed,
+    ReportReceived,
     RequestSeen,
     RttMeasured,
     SignedRequestReceived,
     SnapshotAccepted,
     SnapshotFetched,
-    TakeoversReceived,
     TaskRecomputed,
     Tick,
-    ValidatorCommitmentReceived,
-    VerificationResultReceived,
 )
 from splitup.protocol.committee.peer_messages import (
     Equivocation,
@@ -75,6 +68,7 @@ class CommitteeMember:
     ``grace_s`` is the Market's time between an execution's deadline and its refund.
     ``signing_guard`` is the account's one guard, for all its configurations. An unopened signed
     request has expired when ``confirmations`` blocks are on top of the first one past its deadline.
+    Its parts answer questions themselves: ``plans``, ``settlements``, ``nodes``, ``contents``.
     """
 
     def __init__(
@@ -99,82 +93,32 @@ class CommitteeMember:
                 f"{view.configuration}; use a member's keystore"
             )
         self.context = MemberContext(
-            identity, view, scheme=scheme, can_recompute=can_recompute, grace_s=grace_s
+            identity,
+            view,
+            scheme=scheme,
+            signing_guard=signing_guard,
+            contents=ContentStore(snapshots),
+            can_recompute=can_recompute,
+            grace_s=grace_s,
         )
-        self._signing_guard = signing_guard
         self._block_number = 0
-        self._content_store = ContentStore(snapshots)
-        self._detector = EquivocationDetector(self.context, evidence)
-        self._snapshots = SnapshotAgreement(
-            self.context, signing_guard, self._content_store, self._detector
-        )
-        self._plans = PlanAgreement(
-            self.context, signing_guard, self._content_store, self._detector, economics
-        )
-        self._settlements = SettlementAgreement(
+        self.contents = self.context.contents
+        self.detector = EquivocationDetector(self.context, evidence)
+        self.snapshots = SnapshotAgreement(self.context, self.detector)
+        self.nodes = self.snapshots.nodes
+        self.plans = PlanAgreement(self.context, self.detector, economics)
+        self.settlements = SettlementAgreement(
             self.context,
-            signing_guard,
-            self._content_store,
             economics,
             read_token,
-            lambda: self._snapshots.nodes.period_s + tuning.REPLACED_ANSWER_S,
+            lambda: self.nodes.period_s + tuning.REPLACED_ANSWER_S,
         )
         self._signed_requests = SignedRequests(view.configuration, signed_requests, confirmations)
         for kept in signed_requests:  # these return no commands: the threshold key is not known yet
-            self._settlements.process_request(kept.request)
-            self._plans.process_request(kept.request, 0.0, kept.signature)
+            self.settlements.process_request(kept.request)
+            self.plans.process_request(kept.request, 0.0, kept.signature)
 
     # ---- questions --------------------------------------------------------------------------
-
-    def find_certificate(self, execution_id: str) -> PlanCertificate | None:
-        return self._plans.find_certificate(execution_id)
-
-    def find_evidence(self, execution_id: str) -> Evidence | None:
-        """Return what the settlement of a recently ended execution rests on, or None."""
-        return self._settlements.find_evidence(execution_id)
-
-    def find_attestation(self, execution_id: str) -> SignedAttestation | None:
-        """Return this member's latest attestation about an execution's verification, or None."""
-        return self._settlements.find_attestation(execution_id)
-
-    def is_over(self, execution_id: str) -> bool:
-        """Return whether an execution was settled or refunded recently."""
-        return self._settlements.is_over(execution_id)
-
-    def list_replaced(self, node: str) -> Sequence[SignedTakeover]:
-        """Return the takeovers that a node is to be told, because it has not answered them."""
-        return self._settlements.list_replaced(node)
-
-    def find_refusal(self, execution_id: str) -> str:
-        """Return why an execution cannot be planned, or ""."""
-        return self._plans.find_refusal(execution_id)
-
-    def list_evidence(self) -> list[Equivocation]:
-        """Return the equivocations that this member detected or received."""
-        return self._detector.list_evidence()
-
-    def find_snapshot(self, root: str) -> Snapshot | None:
-        return self._content_store.find_snapshot(root)
-
-    def is_unprobed(self, node: str) -> bool:
-        """Return whether a node sent a heartbeat and its round trip was not measured yet."""
-        return self._snapshots.nodes.is_unprobed(node)
-
-    def list_heard(self, now: float) -> list[tuple[str, str]]:
-        """Return (node, endpoint) of all nodes to probe."""
-        return self._snapshots.nodes.list_heard(now)
-
-    def get_head(self) -> str:
-        """Return the hash of the chain's head, which heartbeats are to name."""
-        return self._snapshots.nodes.heads.head
-
-    def get_heartbeat_period_s(self) -> float:
-        """Return how often a node is to send this member a heartbeat."""
-        return self._snapshots.nodes.period_s
-
-    def get_heartbeat_rest_s(self, now: float) -> float:
-        """Return how long a node may wait with one that this member has not asked for."""
-        return self._snapshots.nodes.get_rest_s(now)
 
     def is_resting(self, now: float) -> bool:
         """Return whether nothing is open and nothing has changed for a while."""
@@ -182,41 +126,17 @@ class CommitteeMember:
 
     def get_next_s(self, now: float) -> float:
         """Return when the next tick has something to do, unless an event comes before."""
-        return self._snapshots.get_next_s(now) if self.is_resting(now) else now
-
-    def is_recent(self, block_hash: str, now: float) -> bool:
-        """Return whether a heartbeat may name this block."""
-        return self._snapshots.nodes.heads.is_recent(block_hash, now)
-
-    def find_manifest(self, model_id: str) -> Manifest | None:
-        return self._content_store.find_manifest(model_id)
-
-    def has_manifest(self, model_id: str) -> bool:
-        return self._content_store.find_manifest(model_id) is not None
-
-    def list_manifests(self) -> list[Manifest]:
-        return self._content_store.manifests()
-
-    def count_open(self) -> int:
-        """Return how many executions are open."""
-        return len(self._plans)
-
-    def is_open(self, execution_id: str) -> bool:
-        return self._plans.find_request(execution_id) is not None
+        return self.snapshots.get_next_s(now) if self.is_resting(now) else now
 
     def compute_demand(self, now: float, retired: Collection[str]) -> list[dict[str, Any]]:
         """Return the rows of a heartbeat's reply (``splitup.protocol.snapshots.demand``)."""
-        nodes = self._snapshots.nodes
+        nodes = self.nodes
         live, operators = nodes.get_live(now), nodes.get_operators()
-        return compute_demand(self._content_store.manifests(), live, operators, retired)
+        return compute_demand(self.contents.manifests(), live, operators, retired)
 
     def collect_holdings(self, now: float) -> Holdings:
         """Return what the live nodes hold and load."""
-        return Holdings.collect(self._snapshots.nodes.get_live(now))
-
-    def find_current_snapshot(self) -> Snapshot | None:
-        """Return the latest snapshot on chain, when its content is here."""
-        return self._snapshots.find_current()
+        return Holdings.collect(self.nodes.get_live(now))
 
     def get_status(self, now: float) -> dict[str, Any]:
         return {
@@ -224,8 +144,8 @@ class CommitteeMember:
             "configuration": self.context.view.configuration,
             "group_key": self.context.view.group_key,
             "block": self._block_number,
-            "executions_open": len(self._plans),
-            **self._snapshots.get_status(now),
+            "executions_open": len(self.plans),
+            **self.snapshots.get_status(now),
         }
 
     # ---- the machine ------------------------------------------------------------------------
@@ -237,21 +157,21 @@ class CommitteeMember:
             self.context.activity.note(now)
         for command in list(commands):
             if isinstance(command, AnnouncePlan):
-                if self._plans.find_refusal(command.execution_id):  # it will never be opened
+                if self.plans.find_refusal(command.execution_id):  # it will never be opened
                     commands += self._signed_requests.process_closed(command.execution_id)
-                certificate = self._plans.find_certificate(command.execution_id)
+                certificate = self.plans.find_certificate(command.execution_id)
                 if certificate is not None:
-                    commands += self._settlements.process_certificate(certificate, now)
-                    manifest = self._content_store.find_manifest(certificate.plan.request.model_id)
+                    commands += self.settlements.process_certificate(certificate, now)
+                    manifest = self.contents.find_manifest(certificate.plan.request.model_id)
                     if manifest is not None:
-                        self._snapshots.nodes.process_plan(certificate.plan, manifest)
+                        self.nodes.process_plan(certificate.plan, manifest)
         return commands
 
     def _is_busy(self, event: MemberEvent) -> bool:
         """Return whether an event leaves something to do, here or for nodes."""
         if isinstance(event, ManifestFetched | KeyReady | ExecutionEnded | EventReverted):
             return True  # tasks to load, and what may follow the last end
-        return bool(self._plans) or not self._snapshots.is_started
+        return bool(self.plans) or not self.snapshots.is_started
 
     def _dispatch(self, event: MemberEvent, now: float) -> list[Command]:
         if isinstance(event, ChainFact):
@@ -265,20 +185,20 @@ class CommitteeMember:
             case BlockSeen():
                 return self._process_block(event, now)
             case NodesSeen():
-                self._snapshots.nodes.process_nodes(event.nodes)
+                self.nodes.process_nodes(event.nodes)
                 return []
             case RequestSeen():
                 return self._process_request(event, now)
             case PlanAccepted():
-                self._settlements.process_accepted(event.execution_id, is_planned=True)
-                return self._plans.process_accepted(event.execution_id, event.plan_root)
+                self.settlements.process_accepted(event.execution_id, is_planned=True)
+                return self.plans.process_accepted(event.execution_id, event.plan_root)
             case ExecutionCommitted():
-                self._snapshots.nodes.process_committed(event.execution_id)
-                return self._settlements.process_agreed(event, now)
+                self.nodes.process_committed(event.execution_id)
+                return self.settlements.process_agreed(event, now)
             case ExecutionEnded():
                 return self._end(event.execution_id, event.evidence_root)
             case SnapshotAccepted():
-                return self._snapshots.process_accepted(
+                return self.snapshots.process_accepted(
                     event.configuration, event.sequence, event.root, now
                 )
             case EventReverted():
@@ -287,29 +207,18 @@ class CommitteeMember:
                 assert_never(never)
 
     def _process_peer(self, event: PeerEvent, now: float) -> list[Command]:
-        settlements = self._settlements
         match event:
             case GossipReceived():
                 return self._process_gossip(event, now)
             case HeartbeatReceived():
-                self._snapshots.nodes.process_heartbeat(event.heartbeat, event.signing_key, now)
+                self.nodes.process_heartbeat(event.heartbeat, event.signing_key, now)
                 return []
             case SignedRequestReceived():
                 return self._process_signed(event, now)
-            case CompletionReceived():
-                return settlements.process_completion(event.completion, event.signing_key, now)
-            case ExecutorCommitmentReceived():
-                return settlements.process_commitment(
-                    event.commitment, event.signing_key, event.token, now
+            case ReportReceived():
+                return self.settlements.process_report(
+                    event.report, event.signing_key, event.token, now
                 )
-            case ValidatorCommitmentReceived():
-                return settlements.process_validator_commitment(
-                    event.validator_commitment, event.signing_key, now
-                )
-            case TakeoversReceived():
-                return settlements.process_takeovers(event.takeovers, event.signing_key, now)
-            case VerificationResultReceived():
-                return settlements.process_result(event.result, event.signing_key, event.token, now)
             case _ as never:
                 assert_never(never)
 
@@ -317,27 +226,27 @@ class CommitteeMember:
         match event:
             case Tick():
                 return [
-                    *self._snapshots.process_tick(now),
-                    *self._plans.process_tick(now),
-                    *self._settlements.process_tick(now),
-                    *self._detector.process_tick(),
+                    *self.snapshots.process_tick(now),
+                    *self.plans.process_tick(now),
+                    *self.settlements.process_tick(now),
+                    *self.detector.process_tick(),
                 ]
             case KeyReady():
                 self.context.set_key(event.group, event.share)
-                return [*self._plans.process_key(now), *self._settlements.process_key(now)]
+                return [*self.plans.process_key(now), *self.settlements.process_key(now)]
             case RttMeasured():
-                self._snapshots.nodes.process_rtt(event.node, event.rtt_ms)
+                self.nodes.process_rtt(event.node, event.rtt_ms)
                 return []
             case ManifestFetched():
-                self._content_store.add_manifest(event.manifest)
-                return self._plans.process_contents(now)
+                self.contents.add_manifest(event.manifest)
+                return self.plans.process_contents(now)
             case SnapshotFetched():
-                commands = self._content_store.add_snapshot(event.snapshot)
-                return commands + self._plans.process_contents(now)
+                commands = self.contents.add_snapshot(event.snapshot)
+                return commands + self.plans.process_contents(now)
             case TaskRecomputed():
-                return self._settlements.process_rulings(event.execution_id, event.rulings, now)
+                return self.settlements.process_rulings(event.execution_id, event.rulings, now)
             case PlanPushed():
-                return self._plans.process_pushed(event.execution_id, event.unreached, now)
+                return self.plans.process_pushed(event.execution_id, event.unreached, now)
             case MemberLost():
                 self.context.note_lost(event.account)
                 return []
@@ -351,12 +260,12 @@ class CommitteeMember:
             raise PeerFault("our own message came back to us", peer=sender)
         self.context.note_heard(sender, now)
         if isinstance(message, SnapshotMessage):
-            return self._snapshots.process_gossip(sender, message, now)
+            return self.snapshots.process_gossip(sender, message, now)
         if isinstance(message, PlanMessage):
-            return self._plans.process_gossip(sender, message, now)
+            return self.plans.process_gossip(sender, message, now)
         if isinstance(message, SettlementMessage):
-            return self._settlements.process_gossip(sender, message, now)
-        return self._detector.process_evidence(message)
+            return self.settlements.process_gossip(sender, message, now)
+        return self.detector.process_evidence(message)
 
     def _process_request(self, event: RequestSeen, now: float) -> list[Command]:
         request = event.request
@@ -374,12 +283,14 @@ class CommitteeMember:
     def _process_signed(self, event: SignedRequestReceived, now: float) -> list[Command]:
         """Plan a request that is not on chain; raise PeerFault, Unavailable if it is refused."""
         signed, execution_id = event.signed, event.signed.request.execution_id
-        known = self._plans.find_request(execution_id)
+        known = self.plans.find_request(execution_id)
         if known is not None:
             if is_same(known, signed.request):
                 return []
             raise PeerFault(f"the nonce of request {execution_id} is used by another request")
-        if len(self._signing_guard) >= tuning.MAX_SIGNED // 2:  # these cost the client no gas
+        if (
+            len(self.context.signing_guard) >= tuning.MAX_SIGNED // 2
+        ):  # these cost the client no gas
             raise Unavailable("too many requests were signed here of late; ask the chain instead")
         commands = self._signed_requests.process_signed(event, self.context.timestamp_s)
         return commands + self._begin(signed.request, now, signed.signature)
@@ -387,17 +298,17 @@ class CommitteeMember:
     def _begin(
         self, request: Request, now: float, client_signature: str = "", refusal: str = ""
     ) -> list[Command]:
-        self._settlements.process_request(request)
-        commands = self._plans.process_request(request, now, client_signature, refusal)
-        if self._plans.find_request(request.execution_id) is None:  # too many are open
-            self._settlements.process_end(request.execution_id)
+        self.settlements.process_request(request)
+        commands = self.plans.process_request(request, now, client_signature, refusal)
+        if self.plans.find_request(request.execution_id) is None:  # too many are open
+            self.settlements.process_end(request.execution_id)
         return commands
 
     def _process_block(self, event: BlockSeen, now: float) -> list[Command]:
-        self._snapshots.nodes.heads.process_head(event.block_hash, now)
+        self.nodes.heads.process_head(event.block_hash, now)
         self._block_number = max(self._block_number, event.number)
         self.context.timestamp_s = max(self.context.timestamp_s, event.timestamp_s)
-        commands = self._signing_guard.forget_closed(self.context.timestamp_s)
+        commands = self.context.signing_guard.forget_closed(self.context.timestamp_s)
         for request in self._signed_requests.list_expired(
             self.context.timestamp_s, self._block_number
         ):
@@ -407,7 +318,7 @@ class CommitteeMember:
             )
             commands += self._signed_requests.process_closed(execution_id)
             commands += self._end_unopened(request)
-        for execution_id in self._plans.list_expired(self.context.timestamp_s):
+        for execution_id in self.plans.list_expired(self.context.timestamp_s):
             commands.append(Log(f"execution {execution_id} expired without a settlement"))
             commands += self._end(execution_id)
         return commands
@@ -416,20 +327,20 @@ class CommitteeMember:
         """Take back an event that the chain no longer holds; events of the new branch follow."""
         match reverted.event:
             case RequestSeen(request=request):
-                signed = self._plans.find_signed(request.execution_id)
+                signed = self.plans.find_signed(request.execution_id)
                 if signed is not None:
                     return self._signed_requests.restore(signed)
-                self._settlements.process_reverted_request(request.execution_id)
-                self._snapshots.nodes.process_end(request.execution_id)
-                return self._plans.process_reverted_request(request.execution_id)
+                self.settlements.process_reverted_request(request.execution_id)
+                self.nodes.process_end(request.execution_id)
+                return self.plans.process_reverted_request(request.execution_id)
             case PlanAccepted(execution_id=execution_id):
-                self._settlements.process_accepted(execution_id, is_planned=False)
-                return self._plans.process_reverted_plan(execution_id, now)
+                self.settlements.process_accepted(execution_id, is_planned=False)
+                return self.plans.process_reverted_plan(execution_id, now)
             case ExecutionCommitted() as agreed:
-                self._settlements.process_reverted_agreement(agreed)
+                self.settlements.process_reverted_agreement(agreed)
                 return []
             case SnapshotAccepted(sequence=sequence):
-                return self._snapshots.process_reverted(sequence)
+                return self.snapshots.process_reverted(sequence)
             case ExecutionEnded(execution_id=execution_id):
                 return [
                     Log(f"the end of {execution_id} was reverted; its transaction is sent again")
@@ -438,14 +349,14 @@ class CommitteeMember:
                 assert_never(never)
 
     def _end(self, execution_id: str, evidence_root: str = "") -> list[Command]:
-        self._settlements.process_end(execution_id, evidence_root)
-        self._snapshots.nodes.process_end(execution_id)
-        return self._plans.process_end(execution_id)
+        self.settlements.process_end(execution_id, evidence_root)
+        self.nodes.process_end(execution_id)
+        return self.plans.process_end(execution_id)
 
     def _end_unopened(self, request: Request) -> list[Command]:
         """Drop a signed request that the chain can open no more; its plan's slot ends sooner."""
         slot = make_plan_slot(request, self.context.view.configuration)
         return [
-            *self._signing_guard.shorten(slot, request.deadline),
+            *self.context.signing_guard.shorten(slot, request.deadline),
             *self._end(request.execution_id),
         ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from splitup.core import limits, tuning
@@ -90,22 +91,22 @@ class Membership:
         return any(c >= self.current for c in self._machines)
 
     def find_certificate(self, execution_id: str) -> PlanCertificate | None:
-        return self._find(lambda m: m.find_certificate(execution_id))
+        return self._find(lambda m: m.plans.find_certificate(execution_id))
 
     def find_evidence(self, execution_id: str) -> Evidence | None:
-        return self._find(lambda m: m.find_evidence(execution_id))
+        return self._find(lambda m: m.settlements.find_evidence(execution_id))
 
     def find_attestation(self, execution_id: str) -> SignedAttestation | None:
-        return self._find(lambda m: m.find_attestation(execution_id))
+        return self._find(lambda m: m.settlements.find_attestation(execution_id))
 
     def is_over(self, execution_id: str) -> bool:
-        return bool(self._find(lambda m: m.is_over(execution_id)))
+        return bool(self._find(lambda m: m.settlements.is_over(execution_id)))
 
     def find_refusal(self, execution_id: str) -> str:
-        return self._find(lambda m: m.find_refusal(execution_id)) or ""
+        return self._find(lambda m: m.plans.find_refusal(execution_id)) or ""
 
     def find_snapshot(self, root: str) -> Snapshot | None:
-        return self._find(lambda m: m.find_snapshot(root))
+        return self._find(lambda m: m.contents.find_snapshot(root))
 
     def find_member(self, signing_key: str) -> MemberView | None:
         """Return the member with this signing key in any of our configurations, or None."""
@@ -128,24 +129,24 @@ class Membership:
         return [account for account in accounts if account != self._identity.address]
 
     def is_unprobed(self, node: str) -> bool:
-        return bool(self._find(lambda m: m.is_unprobed(node)))
+        return bool(self._find(lambda m: m.nodes.is_unprobed(node)))
 
     def list_heard(self, now: float) -> list[tuple[str, str]]:
-        return self._find(lambda m: m.list_heard(now)) or []
+        return self._find(lambda m: m.nodes.list_heard(now)) or []
 
     def get_head(self) -> str:
-        return self._find(lambda m: m.get_head()) or ZERO_BYTES32
+        return self._find(lambda m: m.nodes.heads.head) or ZERO_BYTES32
 
     def list_replaced(self, node: str) -> list[SignedTakeover]:
         """Return the takeovers that a node is to be told, of all configurations."""
-        told = [signed for m in self._machines.values() for signed in m.list_replaced(node)]
-        return told[: limits.MAX_TOLD_TAKEOVERS]
+        told = (m.settlements.list_replaced(node) for m in self._machines.values())
+        return list(chain.from_iterable(told))[: limits.MAX_TOLD_TAKEOVERS]
 
     def get_heartbeat_period_s(self) -> float:
-        return self._find(lambda m: m.get_heartbeat_period_s()) or limits.HEARTBEAT_PERIOD_S
+        return self._find(lambda m: m.nodes.period_s) or limits.HEARTBEAT_PERIOD_S
 
     def get_heartbeat_rest_s(self, now: float) -> float:
-        return self._find(lambda m: m.get_heartbeat_rest_s(now)) or limits.HEARTBEAT_PERIOD_S
+        return self._find(lambda m: m.nodes.get_rest_s(now)) or limits.HEARTBEAT_PERIOD_S
 
     def is_resting(self, now: float) -> bool:
         """Return whether no machine has anything to do, and no key is being generated."""
@@ -160,16 +161,16 @@ class Membership:
         return min((m.get_next_s(now) for m in self._machines.values()), default=math.inf)
 
     def is_recent(self, block_hash: str, now: float) -> bool:
-        return bool(self._find(lambda m: m.is_recent(block_hash, now)))
+        return bool(self._find(lambda m: m.nodes.heads.is_recent(block_hash, now)))
 
     def find_manifest(self, model_id: str) -> Manifest | None:
-        return self._find(lambda m: m.find_manifest(model_id))
+        return self._find(lambda m: m.contents.find_manifest(model_id))
 
     def has_manifest(self, model_id: str) -> bool:
-        return all(m.has_manifest(model_id) for m in self._machines.values())
+        return all(m.contents.find_manifest(model_id) is not None for m in self._machines.values())
 
     def is_open(self, execution_id: str) -> bool:
-        return bool(self._find(lambda m: m.is_open(execution_id)))
+        return bool(self._find(lambda m: execution_id in m.plans))
 
     def compute_demand(self, now: float, retired: Collection[str]) -> list[dict[str, Any]]:
         return self._find(lambda m: m.compute_demand(now, retired)) or []
@@ -178,7 +179,7 @@ class Membership:
         return self._find(lambda m: m.collect_holdings(now)) or Holdings.collect(())
 
     def find_current_snapshot(self) -> Snapshot | None:
-        return self._find(lambda m: m.find_current_snapshot())
+        return self._find(lambda m: m.snapshots.find_current())
 
     def get_status(self, now: float) -> dict[str, Any]:
         status = self._find(lambda m: m.get_status(now)) or {"block": 0, "group_key": ""}
@@ -186,7 +187,7 @@ class Membership:
             **status,
             "account": self._identity.address,
             "configuration": self.current,
-            "executions_open": sum(m.count_open() for m in self._machines.values()),
+            "executions_open": sum(len(m.plans) for m in self._machines.values()),
         }
 
     # ---- the machine ------------------------------------------------------------------------
@@ -221,7 +222,7 @@ class Membership:
                     raise Unavailable("we are no committee member now; ask the others")
                 return self._tag(self.current, machine.handle(event, now))
             case PlanPushed():
-                return self._forward(event, now, lambda m: m.is_open(event.execution_id))
+                return self._forward(event, now, lambda m: event.execution_id in m.plans)
             case NodesSeen() | SnapshotAccepted() | BlockSeen():
                 self._latest[type(event)] = event
                 return self._forward(event, now, lambda _: True)
@@ -302,7 +303,8 @@ class Membership:
         machine.context.is_active = number == self.current
         key = self._keys.get(number)
         events: list[MemberEvent] = [*self._latest.values()]
-        events += [ManifestFetched(m) for o in self._machines.values() for m in o.list_manifests()]
+        known = (m for other in self._machines.values() for m in other.contents.manifests())
+        events += map(ManifestFetched, known)
         events += [key] if key is not None else []
         self._machines[number] = machine
         return [c for event in events for c in self._tag(number, machine.handle(event, now))]
@@ -324,7 +326,7 @@ class Membership:
         self.current = number
         for configuration, machine in list(self._machines.items()):
             machine.context.is_active = configuration == number
-            if configuration < number and not machine.count_open():
+            if configuration < number and not len(machine.plans):
                 del self._machines[configuration]
         ours = number in self._machines
         return [
@@ -343,7 +345,7 @@ class Membership:
             self._post_at = now + tuning.BOARD_RETRY_S  # post again until the chain holds it
             commands += generation.process_start()
         for number in [
-            n for n, m in self._machines.items() if n < self.current and not m.count_open()
+            n for n, m in self._machines.items() if n < self.current and not len(m.plans)
         ]:
             del self._machines[number]
         return commands

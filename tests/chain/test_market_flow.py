@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 from eth_hash.auto import keccak
 
-from splitup.chain.market import Distribution, distribute, exposures_to_abi
+from splitup.chain.market import Distribution, distribute
 from splitup.core import limits
 from splitup.core.errors import ChainRejected
 from splitup.crypto.keys import Identity
@@ -58,7 +58,7 @@ async def test_execution_is_planned_committed_settled_and_a_liar_is_slashed(
         "commitExecution",
         execution_id,
         OUTPUTS,
-        exposures_to_abi(committed),
+        pack_words(committed),
         network.certify(digest, 3),
     )
     assert [event.name for event in receipt.events] == ["ExecutionCommitted"]
@@ -210,7 +210,7 @@ async def test_the_committee_commits_for_all_nodes_at_once(network: Network) -> 
         "commitExecution",
         execution_id,
         OUTPUTS,
-        exposures_to_abi(exposures),
+        pack_words(exposures),
         network.certify(struct_hash),
     )
     node = network.nodes[0]
@@ -229,7 +229,7 @@ async def test_a_node_frees_its_stake_when_nobody_closed_the_execution(network: 
     node = network.nodes[0]
     exposures = [(node.address, EXPOSURE)]
     struct_hash = commitments_struct_hash(request.execution_id, OUTPUTS, hash_exposures(exposures))
-    committed = (request.execution_id, OUTPUTS, exposures_to_abi(exposures))
+    committed = (request.execution_id, OUTPUTS, pack_words(exposures))
     await network.owner.send("market", "commitExecution", *committed, network.certify(struct_hash))
     await network.pass_time(61)
     found = await distribute(node, node.address)  # it can still be settled

@@ -307,8 +307,8 @@ MUTANTS: Final = (
     # ---- what executors and validators sign -----------------------------------------------------
     Mutant(
         "key of a commitment",
-        f"{SETTLEMENT}/commitments.py",
-        "if plan.node_of(commitment.node).signing_key != signing_key:",
+        f"{SETTLEMENT}/settlement_state.py",
+        "if self.require_certificate().plan.node_of(report.node).signing_key != signing_key:",
         "if False:",
         f"{TESTS}/settlement/test_commitments.py::test_a15_commitments_and_roots_count_for_their_node_and_execution_alone",
         is_quick=False,

@@ -18,7 +18,7 @@ from splitup_node.status_file import read_status
 from splitup_node.worker.supervisor import WORKER_ARGV
 
 from splitup.chain.client import Chain
-from splitup.chain.market import exposures_to_abi, terms_to_abi
+from splitup.chain.market import terms_to_abi
 from splitup.chain.rpc import Rpc
 from splitup.core import limits
 from splitup.core.codec import compute_digest
@@ -29,6 +29,7 @@ from splitup.crypto.quorum import (
     commitments_struct_hash,
     hash_exposures,
     pack_signatures,
+    pack_words,
     sign_quorum,
     snapshot_struct_hash,
 )
@@ -341,7 +342,7 @@ class NodeMarket:
         exposures = tuple((node, limits.EXPOSURE_FLOOR_MICRO_USDC) for node in sorted(executors))
         root = "0x" + "c0" * 32
         digest = commitments_struct_hash(execution_id, root, hash_exposures(exposures))
-        words = exposures_to_abi(exposures)
+        words = pack_words(exposures)
         await self.network.owner.send(
             "market", "commitExecution", execution_id, root, words, self._sign(digest)
         )

@@ -45,7 +45,8 @@ from tests.builders import COMMON_CLASS, make_chain_manifest
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import CHAIN_ID, make_committee, make_identity, make_keys
 from tests.protocol.scenarios import STABLE_S, Broken, Checker, Scenario, make_scenario
-from tests.protocol.simulator import CLIENT, GRACE_S, MARKET, read_token
+from tests.protocol.simulated_chain import CLIENT, MARKET
+from tests.protocol.simulator import GRACE_S, read_token
 from tests.protocol.virtual_time import VirtualTime
 
 ECONOMICS = Economics(sampling_bps=0, reward_milli=1_200, slash_milli=100_000)
@@ -153,7 +154,7 @@ class History(VirtualTime):
             if life.machine is None or life.account not in self.checker.honest:
                 continue
             for number in range(self.scenario.requests):
-                certificate = life.machine.find_certificate(f"0x{number + 1:064x}")
+                certificate = life.machine.plans.find_certificate(f"0x{number + 1:064x}")
                 if certificate is None:
                     continue
                 execution_id = certificate.plan.request.execution_id
@@ -161,7 +162,7 @@ class History(VirtualTime):
                 self.checker.note_quorum(f"plan {execution_id}", signers, self.accounts)
                 place = f"{execution_id} in {certificate.plan.request.block_hash}"
                 self.checker.note_seed(place, certificate.plan.seed)
-            for evidence in life.machine.list_evidence():
+            for evidence in life.machine.detector.list_evidence():
                 self.checker.note_accused(evidence.first.member)
         if self._sequence == 0:
             raise Broken(f"no snapshot after {self.now:.0f} s")
@@ -360,9 +361,9 @@ class History(VirtualTime):
         assert life.machine is not None
         previous = next(
             (
-                s.machine.find_snapshot(self._root)
+                s.machine.contents.find_snapshot(self._root)
                 for s in self.lives
-                if s.machine and s.machine.find_snapshot(self._root)
+                if s.machine and s.machine.contents.find_snapshot(self._root)
             ),
             None,
         )
@@ -380,7 +381,7 @@ class History(VirtualTime):
 
     def _fetch(self, life: Life, root: str) -> None:
         for other in self.lives:
-            snapshot = other.machine.find_snapshot(root) if other.machine else None
+            snapshot = other.machine.contents.find_snapshot(root) if other.machine else None
             if snapshot is not None and other is not life:
                 self.feed(life, ev.SnapshotFetched(snapshot))
                 return

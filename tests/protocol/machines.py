@@ -26,10 +26,9 @@ from splitup.protocol.settlement.chain_commitments import (
 )
 from splitup.protocol.settlement.settlement_state import SettlementState
 from splitup.protocol.settlement.settlement_transitions import (
-    CommitmentsCompleted,
-    ContentsFetched,
-    PlanCertified,
-    move,
+    add_contents,
+    certify_plan,
+    complete_commitments,
 )
 from splitup.protocol.settlement.verification_state import PlanContext
 from tests.builders import make_chain_manifest, make_request, make_snapshot
@@ -87,8 +86,8 @@ def make_state(economics: Economics = VERIFY_NONE) -> SettlementState:
 def make_committing(economics: Economics = VERIFY_NONE) -> SettlementState:
     """An execution whose plan and contents are known."""
     state = make_state(economics)
-    move(state, PlanCertified(make_plan_context(economics.sampling_bps).certificate))
-    move(state, ContentsFetched(make_plan_context(economics.sampling_bps)))
+    certify_plan(state, make_plan_context(economics.sampling_bps).certificate)
+    add_contents(state, make_plan_context(economics.sampling_bps))
     return state
 
 
@@ -98,7 +97,7 @@ def make_drawing(economics: Economics = VERIFY_NONE) -> SettlementState:
     commit_on_chain(state)
     basis = state.find_basis()
     assert basis is not None
-    move(state, CommitmentsCompleted(basis))
+    complete_commitments(state, basis)
     return state
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from splitup.core import limits, tuning
+from splitup.core import tuning
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto import bls, keys, quorum
 from splitup.crypto.jws import sign_jws, verify_jws
@@ -33,7 +33,7 @@ from splitup.messages.completions import (
     Takeovers,
     TaskCommitment,
 )
-from splitup.messages.plans import Plan, PlanCertificate, Request, SignedRequest
+from splitup.messages.plans import Plan, PlanCertificate, SignedRequest
 from splitup.messages.snapshots import Heartbeat, Snapshot
 from splitup.messages.verification import (
     Ruling,
@@ -56,25 +56,23 @@ from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.takeovers import sign_takeover
 from splitup.protocol.member import CommitteeMember
 from splitup.protocol.planning.exposure import Economics
-from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, sign_request
+from splitup.protocol.planning.signed_requests import SIGNED_REQUEST
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
-from tests.builders import COMMON_CLASS, FOREIGN_CLASS, address, make_chain_manifest
-from tests.protocol.committees import CHAIN_ID, COMMITTEE, make_committee, make_identity, make_keys
-from tests.protocol.virtual_time import VirtualTime
+from tests.builders import FOREIGN_CLASS, make_chain_manifest
+from tests.protocol.committees import COMMITTEE, make_committee, make_identity, make_keys
+from tests.protocol.simulated_chain import CLIENT as CLIENT
+from tests.protocol.simulated_chain import CLIENT_IDENTITY as CLIENT_IDENTITY
+from tests.protocol.simulated_chain import Node as Node
+from tests.protocol.simulated_chain import SimulatedChain
 
 TICK_S = 0.05  # of members
 M = TypeVar("M", bound=Message)
-Exposures = tuple[tuple[str, int], ...]
-LAST_CALL_S = 30  # the Market's
 
-MARKET = address(0xA)
-CLIENT = address(0xC)
 GRACE_S = 60
 VERIFY_ALL = Economics(sampling_bps=10_000, reward_milli=1_200, slash_milli=100_000)
 VERIFY_NONE = Economics(sampling_bps=0, reward_milli=1_200, slash_milli=100_000)
 
 
-CLIENT_IDENTITY = make_identity(999)
 # Once for all members of a simulation: they are pure. What does not verify raises, and is not kept.
 bls.verify_signature = lru_cache(1_024)(bls.verify_signature)
 keys.verify_raw = lru_cache(4_096)(keys.verify_raw)
@@ -90,74 +88,7 @@ class Network:
     delay_ms: tuple[int, int] = (1, 5)
 
 
-@dataclass(slots=True)
-class Chain:
-    """What the contracts hold, and everything that was ever emitted."""
-
-    sequence: int = 0
-    root: str = "0x" + "00" * 32
-    snapshots: list[str] = field(default_factory=list)
-    plans: dict[str, str] = field(default_factory=dict)
-    agreed: dict[str, str] = field(default_factory=dict)
-    locked: Counter[str] = field(default_factory=Counter)  # micro-USDC
-    exposures: dict[str, list[Exposures]] = field(default_factory=dict)
-    balances: Counter[str] = field(default_factory=Counter)  # of who signs requests, micro-USDC
-    frozen_until: int = 0
-    settlements: dict[str, quorum.Settlement] = field(default_factory=dict)
-    log: list[ev.Event] = field(default_factory=list)
-    rejected: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass(slots=True)
-class Node:
-    """A node that heartbeats, computes a made-up function, commits, reveals and verifies."""
-
-    identity: Identity
-    lies: bool = False  # returns wrong outputs
-    false_accuser: bool = False  # as a validator
-    mute_validator: bool = False
-    determinism: str = COMMON_CLASS  # in the foreign one the last bits are others
-    has_other_driver: bool = False  # and within the foreign one others again
-    hides_outputs: bool = False  # commits to them, and stores nothing
-    stores_others: bool = False  # than those it commits to
-    misstates_inputs: bool = False  # commits to some that nobody has
-    corrupts_state: bool = False  # right outputs, another state
-    withholds_completion: bool = False
-    forgets_takeovers: bool = False  # its completion lacks them
-    withholds_result: bool = False
-    stake_micro_usdc: int = 10**9
-    operator: str = ""
-    withholds_commitment: bool = False  # commits on chain by itself
-    two_faced: bool = False  # pledges something else to every member
-    vram_free_bytes: int = 0
-    plans: dict[str, PlanCertificate] = field(default_factory=dict)
-    verified: set[tuple[str, int]] = field(default_factory=set)
-    sequence: int = 0
-    heads: dict[str, str] = field(default_factory=dict)  # as each member named it last
-
-    @property
-    def address(self) -> str:
-        return self.identity.address
-
-    @property
-    def is_foreign(self) -> bool:
-        return self.determinism == FOREIGN_CLASS
-
-    @property
-    def is_dishonest(self) -> bool:
-        return (
-            self.lies
-            or self.false_accuser
-            or self.corrupts_state
-            or self.hides_outputs
-            or self.stores_others
-            or self.withholds_completion
-            or self.forgets_takeovers
-            or self.withholds_result
-        )
-
-
-class Simulation(VirtualTime):
+class Simulation(SimulatedChain):
     """n members, some nodes, one chain. ``run`` advances virtual time."""
 
     def __init__(
@@ -177,8 +108,6 @@ class Simulation(VirtualTime):
         self.random = random.Random(seed)
         self.network = network or Network()
         self.economics = economics or Economics(800, 1200, 100_000)
-        self.chain = Chain()
-        self.block = 10
         self.manifest: Manifest = manifest or make_chain_manifest(tasks)
         self.identities, self.view = make_committee(size)
         self.group, self.shares = make_keys(size)
@@ -209,7 +138,6 @@ class Simulation(VirtualTime):
         }
         self.tamper: dict[str, Callable[[Message], Message]] = {}  # member -> what it says instead
         self._chosen: tuple[Any, frozenset[str], tuple[str, ...]] = (None, frozenset(), ())
-        self._pending: list[Callable[[], None]] = []  # transactions for the next block
         self.members: dict[str, CommitteeMember] = {}
         for place in range(size):
             self.start_member(place)
@@ -286,7 +214,7 @@ class Simulation(VirtualTime):
             self._note_certificate(account, execution_id)
 
     def _note_certificate(self, account: str, execution_id: str) -> None:
-        certificate = self.members[account].find_certificate(execution_id)
+        certificate = self.members[account].plans.find_certificate(execution_id)
         if certificate is not None:
             self.certificates.setdefault(execution_id, {})[account] = certificate
 
@@ -346,7 +274,7 @@ class Simulation(VirtualTime):
 
     def _fetch_snapshot(self, account: str, root: str) -> None:
         for other, member in self.members.items():
-            snapshot = member.find_snapshot(root)
+            snapshot = member.contents.find_snapshot(root)
             if other not in self.down and snapshot is not None:
                 self.feed(account, ev.SnapshotFetched(snapshot))
                 return
@@ -356,199 +284,7 @@ class Simulation(VirtualTime):
             if member.get_next_s(self.now) <= self.now:  # as its process does
                 self.feed(account, ev.Tick())
 
-    # ---- the chain --------------------------------------------------------------------------
-
-    def _timestamp(self) -> int:
-        return int(self.now) + 1_000_000
-
-    def _make_block(self) -> ev.BlockSeen:
-        return ev.BlockSeen(self.block, self._timestamp(), f"0x{self.block:064x}")
-
-    def _mine(self) -> None:
-        self.block += 1
-        pending, self._pending = self._pending, []
-        for transaction in pending:
-            transaction()
-        for account in self.members:
-            event = self._make_block()
-            self.after(self.random.uniform(0, 0.05), partial(self.feed, account, event))
-
-    def emit(self, event: ev.Event) -> None:
-        """Events reach a member in order, though not all members at one moment."""
-        self.chain.log.append(event)
-        for account in self.members:
-            self.after(0.002, partial(self.feed, account, event))
-
-    def _execute(self, command: cmd.Command) -> None:
-        accounts = [member.account for member in self.view.members]
-        domain = self.view.domain
-        match command:
-            case cmd.SubmitSnapshot():
-                struct = quorum.snapshot_struct_hash(
-                    1, command.sequence, command.epoch, command.root
-                )
-                quorum.check_quorum(domain, struct, command.signatures, accounts)
-                if command.sequence != self.chain.sequence + 1:
-                    self.chain.rejected["SequenceInvalid"] += 1
-                    return
-                self.chain.sequence, self.chain.root = command.sequence, command.root
-                self.chain.snapshots.append(command.root)
-                self.emit(ev.SnapshotAccepted(1, command.sequence, command.root))
-            case cmd.SubmitPlan():
-                struct = quorum.plan_struct_hash(
-                    self.view.configuration,
-                    command.execution_id,
-                    command.request.hash(),
-                    command.plan_root,
-                    bls.compute_seed(command.seed_signature),
-                    command.executors,
-                )
-                quorum.check_quorum(domain, struct, command.signatures, accounts)
-                if command.execution_id in self.chain.plans:
-                    self.chain.rejected["StatusInvalid"] += 1
-                    return
-                if command.client_signature:
-                    price = command.request.max_price_micro_usdc
-                    if self.chain.balances[command.request.client] < price:
-                        self.chain.rejected["BalanceTooSmall"] += 1
-                        return
-                    self.chain.balances[command.request.client] -= price
-                    block = {"block_hash": f"0x{self.block:064x}"}
-                    self.emit(ev.RequestSeen(command.request.model_copy(update=block)))
-                self.chain.plans[command.execution_id] = command.plan_root
-                self.emit(ev.PlanAccepted(command.execution_id, command.plan_root))
-            case cmd.SubmitCommitments():
-                execution_id = command.execution_id
-                exposures_hash = quorum.hash_exposures(command.exposures)
-                struct = quorum.commitments_struct_hash(execution_id, command.root, exposures_hash)
-                quorum.check_quorum(domain, struct, command.signatures, accounts)
-                if execution_id not in self.chain.plans or execution_id in self.chain.settlements:
-                    self.chain.rejected["StatusInvalid"] += 1
-                    return
-                if execution_id in self.chain.agreed:
-                    self.chain.rejected["CommitmentExists"] += 1
-                    return
-                exposures = self._lock(execution_id, command.exposures)
-                if exposures is None:
-                    self.chain.rejected["ExposureTooHigh"] += 1
-                    return
-                self.chain.agreed[execution_id] = command.root
-                block_hash = f"0x{self.block:064x}"
-                self.emit(ev.ExecutionCommitted(execution_id, command.root, block_hash, exposures))
-            case cmd.SubmitSettlement():
-                digest = quorum.settlement_hash(command.settlement)
-                struct = quorum.settlement_struct_hash(command.execution_id, digest)
-                quorum.check_quorum(domain, struct, command.signatures, accounts)
-                if command.execution_id in self.chain.settlements:
-                    self.chain.rejected["StatusInvalid"] += 1
-                    return
-                self._check_slashes(command)
-                self.chain.settlements[command.execution_id] = command.settlement
-                for exposures in self.chain.exposures[command.execution_id]:
-                    self.chain.locked.subtract(dict(exposures))
-                root = command.settlement.evidence_root
-                self.emit(ev.ExecutionEnded(command.execution_id, root))
-
-    def _check_slashes(self, command: cmd.SubmitSettlement) -> None:
-        """Fail unless the contract would take all that the settlement asks for."""
-        history, locked = command.history, self.chain.exposures.get(command.execution_id, [])
-        if history is None:
-            assert not command.settlement.slashes
-            return
-        words = [word for exposures in locked for word in quorum.pack_words(exposures)]
-        assert Counter(words) == Counter(history.exposures)
-        exposed: Counter[str] = Counter()
-        for exposures in locked:
-            exposed.update(dict(exposures))
-        for slash in command.settlement.slashes:
-            most = exposed[slash.node] + limits.EXPOSURE_FLOOR_MICRO_USDC
-            assert slash.amount_micro_usdc <= most, "more than its exposure"
-
-    def _lock(self, execution_id: str, exposures: Exposures) -> Exposures | None:
-        """Return what was locked; near the deadline nothing of a node that has too little.
-
-        Before, return None when there is such a node.
-        """
-        found = []
-        certificate = next(iter(self.certificates[execution_id].values()))
-        is_late = self._timestamp() + LAST_CALL_S >= certificate.plan.request.deadline
-        for node, amount in exposures:
-            assert amount >= limits.EXPOSURE_FLOOR_MICRO_USDC
-            reserved = self.chain.locked[node] + limits.VALIDATION_RESERVE_MICRO_USDC
-            covers = reserved + amount <= self.by_node[node].stake_micro_usdc
-            if not covers and not is_late:
-                return None
-            found.append((node, amount if covers else 0))
-        self.chain.locked.update(dict(found))
-        self.chain.exposures.setdefault(execution_id, []).append(tuple(found))
-        return tuple(found)
-
-    def request(self, number: int = 1, *, steps: int = 4, deadline_s: int = 300) -> str:
-        """Ask for an execution in the next block; return its id."""
-        execution_id = f"0x{number:064x}"
-
-        def mine() -> None:
-            block_hash = f"0x{self.block:064x}"
-            request = self._make_request(execution_id, CLIENT, steps, deadline_s, block_hash)
-            self.emit(ev.RequestSeen(request))
-
-        self._pending.append(mine)
-        return execution_id
-
-    def _make_request(
-        self, execution_id: str, client: str, steps: int, deadline_s: int, block_hash: str
-    ) -> Request:
-        return Request(
-            chain_id=CHAIN_ID,
-            market=MARKET,
-            execution_id=execution_id,
-            model_id=self.manifest.model_id,
-            client=client,
-            client_key=CLIENT_IDENTITY.signing_key_hex,
-            steps=steps,
-            max_price_micro_usdc=10**6,
-            deadline=self._timestamp() + deadline_s,
-            snapshot_sequence=self.chain.sequence,
-            snapshot_root=self.chain.root,
-            block_hash=block_hash,
-            verify_bps=self.economics.sampling_bps,
-        )
-
-    def sign_request(
-        self, nonce: int, *, steps: int = 4, deadline_s: int = 300, **changes: object
-    ) -> SignedRequest:
-        """Return a request that the client signs, on the latest snapshot."""
-        client = CLIENT_IDENTITY.address
-        execution_id = quorum.compute_execution_id(CHAIN_ID, MARKET, client, nonce)
-        request = self._make_request(execution_id, client, steps, deadline_s, ZERO_BYTES32)
-        return sign_request(CLIENT_IDENTITY, request.model_copy(update={"nonce": nonce, **changes}))
-
-    def tell_signed(self, signed: SignedRequest, accounts: Collection[str] = ()) -> None:
-        """Show members, all by default, a signed request; each asks the chain about the client."""
-        for account in accounts or list(self.members):
-            event = ev.SignedRequestReceived(
-                signed, self.chain.balances[signed.request.client], self.chain.frozen_until
-            )
-            self.after(0.002, partial(self.feed, account, event))
-
     # ---- nodes ------------------------------------------------------------------------------
-
-    def _records(self) -> list[ev.NodeRecord]:
-        return [
-            ev.NodeRecord(
-                n.address,
-                n.identity.signing_key_hex,
-                "http://127.0.0.1:9000",
-                n.stake_micro_usdc,
-                n.operator,
-                self.chain.locked[n.address],
-            )
-            for n in self.nodes
-        ]
-
-    def _read_registry(self) -> None:
-        for account in self.members:
-            self.feed(account, ev.NodesSeen(tuple(self._records())))
 
     def _beat(self) -> None:
         resident = tuple(sorted(task.task_id for task in self.manifest.tasks[: self.held]))
@@ -573,10 +309,10 @@ class Simulation(VirtualTime):
     def _hear(self, account: str, node: Node, beat: Heartbeat, again: bool = False) -> None:
         """A beat names the block that this member named last, and once more the one it names."""
         member = self.members[account]
-        head = node.heads.get(account, member.get_head())  # it was up before we look
+        head = node.heads.get(account, member.nodes.heads.head)  # it was up before we look
         named = beat.model_copy(update={"block_hash": head})
-        node.heads[account] = member.get_head()
-        if again or member.is_recent(head, self.now):
+        node.heads[account] = member.nodes.heads.head
+        if again or member.nodes.heads.is_recent(head, self.now):
             self.feed(account, ev.HeartbeatReceived(named, node.identity.signing_key_hex))
         else:
             self._send(partial(self._hear, account, node, beat, again=True))
@@ -628,7 +364,7 @@ class Simulation(VirtualTime):
         )
         if takeovers:
             told = Takeovers(execution_id=execution_id, node=node.address, takeovers=takeovers)
-            event = ev.TakeoversReceived(told, node.identity.signing_key_hex)
+            event = ev.ReportReceived(told, node.identity.signing_key_hex)
             for account in list(self.members)[: self.told]:
                 for attempt in range(5):
                     self.after(attempt, partial(self._send, partial(self.feed, account, event)))
@@ -636,7 +372,7 @@ class Simulation(VirtualTime):
         if not node.withholds_commitment:
             self._commitment(node, completion, takeovers)
         if not node.withholds_completion:
-            reveal = ev.CompletionReceived(completion, node.identity.signing_key_hex)
+            reveal = ev.ReportReceived(completion, node.identity.signing_key_hex)
             self.after(0.05, partial(self._when_due, node, execution_id, None, reveal))
 
     def _commitment(
@@ -753,7 +489,7 @@ class Simulation(VirtualTime):
     def find_outcomes(self, execution_id: str) -> dict[int, str]:
         """Return how the verification of every drawn task ended."""
         for member in self.members.values():
-            evidence = member.find_evidence(execution_id)
+            evidence = member.settlements.find_evidence(execution_id)
             if evidence is not None:
                 return {verdict.task: verdict.outcome for verdict in evidence.verdicts}
         raise AssertionError("no member has seen it settled")
@@ -771,7 +507,7 @@ class Simulation(VirtualTime):
         def ask() -> None:
             for account, member in self.members.items():
                 lost = self.random.random() < self.network.loss
-                signed = member.find_attestation(execution_id)
+                signed = member.settlements.find_attestation(execution_id)
                 if account not in self.down and not lost and signed is not None:
                     check_attestation(signed, self.view)
                     attestations.add(signed)
@@ -870,12 +606,10 @@ class Simulation(VirtualTime):
         key = node.identity.signing_key_hex
         if hidden:  # an excuse is not committed to
             for account in self.members:
-                self._send(
-                    partial(self.feed, account, ev.VerificationResultReceived(result, key, token))
-                )
+                self._send(partial(self.feed, account, ev.ReportReceived(result, key, token)))
             return
         for account in self.members:
-            event = ev.ValidatorCommitmentReceived(validator_commitment, key)
+            event = ev.ReportReceived(validator_commitment, key)
             for attempt in range(5):
                 self.after(attempt, partial(self._send, partial(self.feed, account, event)))
         if not node.withholds_result:
@@ -883,8 +617,17 @@ class Simulation(VirtualTime):
                 node,
                 execution_id,
                 validator_commitment,
-                ev.VerificationResultReceived(result, key, token),
+                ev.ReportReceived(result, key, token),
             )
+
+    def find_plan(self, execution_id: str) -> Plan:
+        """Return the plan that members certified."""
+        return next(iter(self.certificates[execution_id].values())).plan
+
+    def get_paid(self, execution_id: str) -> dict[str, int]:
+        """Return what each account got of the price, in micro-USDC."""
+        payments = self.chain.settlements[execution_id].payments
+        return {p.account: p.amount_micro_usdc for p in payments if not p.from_slash}
 
     # ---- what must hold -----------------------------------------------------------------------
 
@@ -899,9 +642,8 @@ class Simulation(VirtualTime):
                 check_certificate(certificate, self.full_view)
                 assert compute_plan_hash(certificate.plan, self.view.configuration)
         for execution_id, settlement in self.chain.settlements.items():
-            plan = next(iter(self.certificates[execution_id].values())).plan
-            paid = sum(p.amount_micro_usdc for p in settlement.payments if not p.from_slash)
-            assert paid <= plan.request.max_price_micro_usdc
+            paid = sum(self.get_paid(execution_id).values())
+            assert paid <= self.find_plan(execution_id).request.max_price_micro_usdc
             liars = {n.address for n in self.nodes if n.is_dishonest}
             assert {s.node for s in settlement.slashes} <= liars, "an honest node was slashed"
 
@@ -929,11 +671,9 @@ def read_token(route: api.Route[M], token: str) -> tuple[M, str]:
     return route.parse(claims.body), claims.issuer
 
 
-def make_commitment_event(
-    identity: Identity, commitment: ExecutorCommitment
-) -> ev.ExecutorCommitmentReceived:
+def make_commitment_event(identity: Identity, commitment: ExecutorCommitment) -> ev.ReportReceived:
     token = sign_token(identity, api.EXECUTOR_COMMITMENT, commitment)
-    return ev.ExecutorCommitmentReceived(commitment, identity.signing_key_hex, token)
+    return ev.ReportReceived(commitment, identity.signing_key_hex, token)
 
 
 def start(seed: int = 1, **options: object) -> Simulation:

@@ -62,7 +62,9 @@ def test_an_execution_is_planned_settled_and_forgotten() -> None:
     assert simulation.chain.rejected == {}, "two members submitted the same thing"
     for account, member in simulation.members.items():
         assert member.get_status(simulation.now)["executions_open"] == 0
-        assert member.find_certificate(execution_id) is not None, "late clients still ask for it"
+        assert member.plans.find_certificate(execution_id) is not None, (
+            "late clients still ask for it"
+        )
         slots = [key for kind, key in simulation.journals[account] if kind == "signed"]
         assert {slot.partition("/")[0] for slot in slots} == {
             "snapshot",
@@ -141,7 +143,7 @@ def test_a_member_that_missed_everything_catches_up_from_its_peers() -> None:
     assert simulation.run(10, lambda: len(simulation.certificates.get(execution_id, {})) == 3)
     simulation.start_member(1)
     simulation.run(
-        5, lambda: simulation.members[account].find_certificate(execution_id) is not None
+        5, lambda: simulation.members[account].plans.find_certificate(execution_id) is not None
     )
     assert account in simulation.certificates[execution_id]
     settle(simulation, execution_id)
@@ -210,7 +212,7 @@ def test_a18_withholding_a_share_changes_nothing() -> None:
         simulation.down.add(simulation.identities[place].address)
         execution_id = simulation.request()
         simulation.run(10, lambda s=simulation, e=execution_id: bool(s.certificates.get(e)))
-        seeds.add(next(iter(simulation.certificates[execution_id].values())).plan.seed)
+        seeds.add(simulation.find_plan(execution_id).seed)
     assert len(seeds) == 1
 
 
@@ -222,8 +224,8 @@ def test_a_request_that_cannot_be_planned_says_why() -> None:
     execution_id = simulation.request()
     simulation.run(1.5)
     for member in simulation.members.values():
-        assert "no live node serves task 3" in member.find_refusal(execution_id)
-        assert member.find_certificate(execution_id) is None
+        assert "no live node serves task 3" in member.plans.find_refusal(execution_id)
+        assert member.plans.find_certificate(execution_id) is None
 
 
 def test_a_task_that_nobody_holds_goes_to_a_node_with_the_memory_to_load_it() -> None:
@@ -233,7 +235,7 @@ def test_a_task_that_nobody_holds_goes_to_a_node_with_the_memory_to_load_it() ->
     assert simulation.run(60, lambda: simulation.chain.sequence >= 2)
     execution_id = simulation.request()
     settle(simulation, execution_id)
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     assert plan.tasks[3] == (able.address,)
     assert 3 in plan.unverifiable
 
@@ -263,7 +265,7 @@ def test_a_node_that_stops_beating_leaves_the_snapshot() -> None:
     assert simulation.run(20, lambda: simulation.chain.sequence >= 2)
     simulation.run(1)
     for member in simulation.members.values():
-        snapshot = member.find_snapshot(simulation.chain.root)
+        snapshot = member.contents.find_snapshot(simulation.chain.root)
         assert snapshot is not None
         nodes = [entry.node for entry in snapshot.entries]
         assert nodes == sorted(node.address for node in simulation.nodes)
@@ -279,7 +281,7 @@ def test_snapshots_are_not_repeated_without_news() -> None:
 
 def test_a_leader_cannot_invent_a_node() -> None:
     simulation = start()
-    known = next(iter(simulation.members.values())).find_snapshot(simulation.chain.root)
+    known = next(iter(simulation.members.values())).contents.find_snapshot(simulation.chain.root)
     assert known is not None
     invented = known.entries[0].model_copy(update={"node": make_identity(777).address})
 
@@ -386,17 +388,17 @@ def test_a_completion_must_be_what_was_committed_steps_included() -> None:
     root, exposures = compute_commitments_root(execution_id, agreement), ((executor, 1),)
     agreed = ev.ExecutionCommitted(execution_id, root, "0x" + "01" * 32, exposures)
     simulation.feed(account, agreed)
-    member._settlements._states[execution_id].chain.bind(agreement)
+    member.settlements._states[execution_id].chain.bind(agreement)
     with pytest.raises(PeerFault, match="4 steps, 3 were committed"):
-        member.handle(ev.CompletionReceived(completion, key), simulation.now)
+        member.handle(ev.ReportReceived(completion, key), simulation.now)
     other = completion.model_copy(update={"salt": "0x" + "56" * 32})
     with pytest.raises(PeerFault, match="root"):
-        member.handle(ev.CompletionReceived(other, key), simulation.now)
+        member.handle(ev.ReportReceived(other, key), simulation.now)
     with pytest.raises(BadSignature):
-        member.handle(ev.CompletionReceived(completion, "0x" + "00" * 32), simulation.now)
+        member.handle(ev.ReportReceived(completion, "0x" + "00" * 32), simulation.now)
     unknown = completion.model_copy(update={"execution_id": "0x" + "99" * 32})
     with pytest.raises(Unavailable, match="not been seen"):
-        member.handle(ev.CompletionReceived(unknown, key), simulation.now)
+        member.handle(ev.ReportReceived(unknown, key), simulation.now)
 
 
 def test_strangers_and_echoes_are_refused() -> None:
@@ -419,7 +421,7 @@ def test_early_messages_are_bounded() -> None:
             execution_id=f"0x{number:064x}", request_hash=ID, partial="0x" + "00" * 48
         )
         member.handle(ev.GossipReceived(other, message), simulation.now)
-    kept = member._plans._early[other]
+    kept = member.plans._early[other]
     assert len(kept) == tuning.MAX_EARLY_MESSAGES
     assert next(iter(kept))[0] == f"0x{100:064x}"
 

@@ -9,6 +9,7 @@ import botocore.auth
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from splitup_oracle.gateway.access import Right
 from splitup_oracle.gateway.presigning import Presigner, check_object_key
 
 from splitup.core import limits
@@ -31,7 +32,7 @@ def offline(credentials: Path) -> Presigner:
 
 
 def test_a11_urls_are_sigv4_with_path_addressing(offline: Presigner) -> None:
-    put = offline.presign_put("e/1/x", length_bytes=7, sha256="0" * 64)
+    put = offline.presign(Right("PUT", "e/1/x", 7, "0" * 64))
     parts, query = urlsplit(put.url), parse_qs(urlsplit(put.url).query)
     assert parts.netloc == "127.0.0.1:9" and parts.path == "/bucket/e/1/x"
     assert query["X-Amz-Algorithm"] == ["AWS4-HMAC-SHA256"] and query["X-Amz-Expires"] == ["900"]
@@ -39,7 +40,7 @@ def test_a11_urls_are_sigv4_with_path_addressing(offline: Presigner) -> None:
     assert signed == {"host", *(name.lower() for name in put.headers)}
     assert put.headers["Content-Length"] == "7" and put.headers["If-None-Match"] == "*"
     assert "not-in-any-url" not in put.url
-    get = offline.presign_get("e/1/x")
+    get = offline.presign(Right("GET", "e/1/x", None))
     assert parse_qs(urlsplit(get.url).query)["X-Amz-Algorithm"] == ["AWS4-HMAC-SHA256"]
     assert get.method == "GET" and get.headers == {}
 
@@ -56,9 +57,9 @@ def test_urls_are_those_that_boto3_gives(
         Presigner.open(endpoint, "b", credentials),
     )
     where = {"Bucket": "b", "Key": key}
-    get = signer.presign_get(key, expires_s=60)
+    get = signer.presign(Right("GET", key, None), expires_s=60)
     assert get.url == client.generate_presigned_url("get_object", Params=where, ExpiresIn=60)
-    put = signer.presign_put(key, length_bytes=7, sha256="0" * 64)
+    put = signer.presign(Right("PUT", key, 7, "0" * 64))
     checksum = put.headers["x-amz-checksum-sha256"]
     what = where | {"ContentLength": 7, "IfNoneMatch": "*", "ChecksumSHA256": checksum}
     assert put.url == client.generate_presigned_url("put_object", Params=what, ExpiresIn=900)
@@ -67,9 +68,9 @@ def test_urls_are_those_that_boto3_gives(
 @pytest.mark.parametrize("expires_s", [0, -1, limits.PRESIGN_EXPIRY_S + 1, 7 * 24 * 3600])
 def test_a11_long_and_empty_lives_are_refused(offline: Presigner, expires_s: int) -> None:
     with pytest.raises(InvalidInput, match="lives"):
-        offline.presign_get("k", expires_s=expires_s)
+        offline.presign(Right("GET", "k", None), expires_s=expires_s)
     with pytest.raises(InvalidInput, match="lives"):
-        offline.presign_put("k", length_bytes=1, expires_s=expires_s)
+        offline.presign(Right("PUT", "k", 1), expires_s=expires_s)
 
 
 BAD_KEYS = [
@@ -98,9 +99,9 @@ BAD_KEYS = [
 @pytest.mark.parametrize("key", BAD_KEYS)
 def test_a11_bad_keys_are_refused(offline: Presigner, key: str) -> None:
     with pytest.raises(InvalidInput):
-        offline.presign_get(key)
+        offline.presign(Right("GET", key, None))
     with pytest.raises(InvalidInput):
-        offline.presign_put(key, length_bytes=1)
+        offline.presign(Right("PUT", key, 1))
 
 
 @given(st.lists(st.sampled_from(["a", ".", "..", "", "b.c", "\t"]), min_size=1, max_size=5))
@@ -116,9 +117,9 @@ def test_a11_a_key_is_good_when_all_its_segments_are(segments: list[str]) -> Non
 @pytest.mark.parametrize("length_bytes", [-1, limits.MAX_UPLOAD_BYTES + 1])
 def test_odd_lengths_and_digests_are_refused(offline: Presigner, length_bytes: int) -> None:
     with pytest.raises(InvalidInput):
-        offline.presign_put("k", length_bytes=length_bytes)
+        offline.presign(Right("PUT", "k", length_bytes))
     with pytest.raises(InvalidInput):
-        offline.presign_put("k", length_bytes=1, sha256="0" * 63)
+        offline.presign(Right("PUT", "k", 1, "0" * 63))
 
 
 @pytest.mark.parametrize(
@@ -150,5 +151,5 @@ def test_an_endpoint_without_scheme_is_refused(credentials: Path) -> None:
 
 
 def test_a12_a_grant_does_not_print_its_url(offline: Presigner) -> None:
-    grant = offline.presign_get("k")
+    grant = offline.presign(Right("GET", "k", None))
     assert "Signature" in grant.url and "Signature" not in repr(grant) + str(grant)

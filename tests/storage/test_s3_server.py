@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from splitup_oracle.gateway.access import Right
 from splitup_oracle.gateway.presigning import Presigner
 
 from splitup.core.errors import ConfigurationError, StorageUnavailable
@@ -53,10 +54,13 @@ async def test_an_object_comes_back(
 ) -> None:
     data = secrets.token_bytes(size_bytes)
     key = f"round trip/é+&?/{size_bytes}"
-    put = presigner.presign_put(key, length_bytes=size_bytes, sha256=digest(data))
+    put = presigner.presign(Right("PUT", key, size_bytes, digest(data)))
     await put_object(session, put, data)
     got = await get_object(
-        session, presigner.presign_get(key), max_bytes=size_bytes, expected_digest=digest(data)
+        session,
+        presigner.presign(Right("GET", key, None)),
+        max_bytes=size_bytes,
+        expected_digest=digest(data),
     )
     assert got == data
 
@@ -65,35 +69,35 @@ async def test_a10_another_length_or_content_is_refused(
     presigner: Presigner, session: aiohttp.ClientSession
 ) -> None:
     data = b"0123456789"
-    put = presigner.presign_put("a10/content", length_bytes=10, sha256=digest(data))
+    put = presigner.presign(Right("PUT", "a10/content", 10, digest(data)))
     for wrong in (data + b"x", data[:9], b""):
         headers = put.headers | {"Content-Length": str(len(wrong))}
         assert await request(session, put, wrong, headers=headers) in (400, 403)
     assert await request(session, put, b"x" * 10) == 400  # the checksum
     dropped = {k: v for k, v in put.headers.items() if "checksum" not in k}
     assert await request(session, put, b"x" * 10, headers=dropped) == 403
-    assert await request(session, presigner.presign_get("a10/content")) == 404
+    assert await request(session, presigner.presign(Right("GET", "a10/content", None))) == 404
     assert await request(session, put, data) == 200
 
 
 async def test_a10_an_object_is_written_once(
     presigner: Presigner, session: aiohttp.ClientSession
 ) -> None:
-    put = presigner.presign_put("a10/once", length_bytes=5)
+    put = presigner.presign(Right("PUT", "a10/once", 5))
     assert await request(session, put, b"first") == 200
     assert await request(session, put, b"other") == 412
     dropped = {k: v for k, v in put.headers.items() if k != "If-None-Match"}
     assert await request(session, put, b"other", headers=dropped) == 403
-    get = presigner.presign_get("a10/once")
+    get = presigner.presign(Right("GET", "a10/once", None))
     assert await get_object(session, get, max_bytes=5, expected_digest=None) == b"first"
 
 
 async def test_tampered_expired_and_foreign_urls_are_refused(
     presigner: Presigner, session: aiohttp.ClientSession
 ) -> None:
-    put = presigner.presign_put("t/1", length_bytes=2)
+    put = presigner.presign(Right("PUT", "t/1", 2))
     assert await request(session, put, b"ok") == 200
-    get = presigner.presign_get("t/1")
+    get = presigner.presign(Right("GET", "t/1", None))
     assert await request(session, get) == 200
     for old, new in [
         ("/t/1?", "/t/2?"),
@@ -111,7 +115,7 @@ async def test_tampered_expired_and_foreign_urls_are_refused(
 
     yesterday = datetime.now(UTC).replace(tzinfo=None) - timedelta(days=1)
     with mock.patch("botocore.auth.get_current_datetime", return_value=yesterday):
-        expired = presigner.presign_get("t/1")
+        expired = presigner.presign(Right("GET", "t/1", None))
     assert await request(session, expired) == 403
 
 
@@ -121,7 +125,7 @@ async def test_ports_beside_s3_do_not_give_objects_away(
     import json
 
     secret = b"seen by nobody" * 10
-    put = presigner.presign_put("side/door", length_bytes=len(secret))
+    put = presigner.presign(Right("PUT", "side/door", len(secret)))
     await put_object(session, put, secret)
     ports = json.loads((server.data_dir / "ports.json").read_text())
     path = f"/buckets/{server.bucket}/side/door"
@@ -150,8 +154,8 @@ async def test_objects_and_address_survive_kill(
     first = start_object_server(tmp_path / "s3")
     try:
         signer = Presigner.open(first.endpoint_url, first.bucket, first.credentials_path)
-        await put_object(session, signer.presign_put("k", length_bytes=5000), data)
-        get = signer.presign_get("k")
+        await put_object(session, signer.presign(Right("PUT", "k", 5000)), data)
+        get = signer.presign(Right("GET", "k", None))
     finally:
         first.process.kill()
         first.stop()

@@ -70,12 +70,12 @@ def check_upload(entry: UploadObject) -> Right:
     """
     match = _UPLOAD_KEY.match(entry.key)
     if match is None:
-        raise _refuse(f"the key {entry.key!r} is not that of a manifest, task, weights or blob")
+        raise refuse(f"the key {entry.key!r} is not that of a manifest, task, weights or blob")
     kind = str(match.lastgroup)
     if entry.sha256 != match[kind]:
-        raise _refuse(f"the key {entry.key} does not contain the object's digest {entry.sha256}")
+        raise refuse(f"the key {entry.key} does not contain the object's digest {entry.sha256}")
     if entry.length_bytes > _UPLOAD_BYTES[kind]:
-        raise _refuse(
+        raise refuse(
             f"{entry.key} has {entry.length_bytes} bytes; the limit is {_UPLOAD_BYTES[kind]}"
         )
     return Right("PUT", entry.key, entry.length_bytes, entry.sha256)
@@ -112,7 +112,7 @@ def compute_execution_rights(
     }
     is_client = requester == plan.request.client_key
     if not own and not is_client:
-        raise _refuse(
+        raise refuse(
             f"the key {requester} is neither an executor nor the client of execution "
             f"{plan.request.execution_id}"
         )
@@ -168,7 +168,7 @@ def compute_log_rights(
             ran = (node for node in nodes if executor_map.has_run(write.task, node))
             author = next(ran, "")
         if not author:
-            raise _refuse(f"the key {requester} does not run task {write.task} of {execution_id}")
+            raise refuse(f"the key {requester} does not run task {write.task} of {execution_id}")
         check_log_size(write, plan, manifest)
         name = LogName(write.task, write.port, author, write.number, write.apart)
         key = name.get_key(execution_id)
@@ -176,7 +176,7 @@ def compute_log_rights(
     for read in request.reads:  # one's own log is read to compare, or to continue it
         is_own = is_client if read.task == CLIENT else read.task in runs and read.node in nodes
         if not is_own and (read.task, read.port) not in readable:
-            raise _refuse(
+            raise refuse(
                 f"the key {requester} does not read port {read.port} of task {read.task} of "
                 f"{execution_id}"
             )
@@ -189,7 +189,7 @@ def check_log_size(write: LogWrite, plan: Plan, manifest: Manifest) -> None:
     ports = manifest.inputs if write.task == CLIENT else manifest.tasks[write.task].outputs
     where = f"port {write.port} of task {write.task} of {plan.request.execution_id}"
     if write.port >= len(ports) or write.number >= plan.request.steps:
-        raise _refuse(f"{where} has no log object {write.number}")
+        raise refuse(f"{where} has no log object {write.number}")
     nbytes = ports[write.port].nbytes
     if write.apart:
         limit = nbytes if nbytes > limits.INLINE_TENSOR_BYTES else 0
@@ -198,9 +198,7 @@ def check_log_size(write: LogWrite, plan: Plan, manifest: Manifest) -> None:
         most = min(inline * plan.request.steps, limits.SEGMENT_BYTES + limits.INLINE_TENSOR_BYTES)
         limit = most + min(limits.LOG_STEP_BYTES * plan.request.steps, limits.SEGMENT_HEADER_BYTES)
     if write.length_bytes > limit:
-        raise _refuse(
-            f"a log object of {where} has at most {limit} bytes, not {write.length_bytes}"
-        )
+        raise refuse(f"a log object of {where} has at most {limit} bytes, not {write.length_bytes}")
 
 
 def _read_right(plan: Plan, read: LogRead) -> Right:
@@ -213,7 +211,7 @@ def _read_right(plan: Plan, read: LogRead) -> Right:
         else ()
     )
     if read.node not in authors:
-        raise _refuse(f"{read.node} writes no log of task {read.task}")
+        raise refuse(f"{read.node} writes no log of task {read.task}")
     return _make_read(plan, read)
 
 
@@ -244,30 +242,30 @@ def compute_verification_rights(
     _check_plan_fits(plan, manifest)
     execution = plan.request.execution_id
     if order.draw.execution_id != execution:
-        raise _refuse(f"the draw is of execution {order.draw.execution_id}, not of {execution}")
+        raise refuse(f"the draw is of execution {order.draw.execution_id}, not of {execution}")
     if order.task >= len(manifest.tasks):
-        raise _refuse(f"execution {execution} has no task {order.task}")
+        raise refuse(f"execution {execution} has no task {order.task}")
     if not is_sampled(order.draw.seed, order.task, plan.request.verify_bps):
-        raise _refuse(f"task {order.task} of execution {execution} was not drawn")
+        raise refuse(f"task {order.task} of execution {execution} was not drawn")
     if not plan.has_candidates(order.draw.executors):
-        raise _refuse(f"the draw does not name a candidate for every task of {execution}")
+        raise refuse(f"the draw does not name a candidate for every task of {execution}")
     validators = {} if is_member else _find_validators(order, manifest)
     if not is_member and requester not in validators:
-        raise _refuse(
+        raise refuse(
             f"the key {requester} is not a validator of task {order.task} of execution {execution}"
         )
     if request.writes and (is_member or not compares_numbers(order, manifest)):
-        raise _refuse(f"nobody compares numbers of task {order.task} of execution {execution}")
+        raise refuse(f"nobody compares numbers of task {order.task} of execution {execution}")
     readable = set(get_sources(manifest, order.task))
     if is_member:
         readable |= {(order.task, port) for port in range(len(manifest.tasks[order.task].outputs))}
     for read in request.reads:
         if (read.task, read.port) not in readable:
-            raise _refuse(f"port {read.port} of task {read.task} is no input of task {order.task}")
+            raise refuse(f"port {read.port} of task {read.task} is no input of task {order.task}")
     rights = _task_rights(manifest.tasks[order.task])
     for write in request.writes:
         if write.task != order.task:
-            raise _refuse(f"{requester} recomputes task {order.task}, not {write.task}")
+            raise refuse(f"{requester} recomputes task {order.task}, not {write.task}")
         check_log_size(write, plan, manifest)
         name = LogName(write.task, write.port, validators[requester], write.number, write.apart)
         key = name.get_key(execution)
@@ -284,7 +282,7 @@ def _find_validators(order: VerificationOrder, manifest: Manifest) -> dict[str, 
     try:
         nodes = check_validators(order.snapshot, order.certificate.plan, executor, task_id)
     except PeerFault as error:
-        raise _refuse(f"the order does not prove who may verify: {error}") from None
+        raise refuse(f"the order does not prove who may verify: {error}") from None
     entries = (order.snapshot.find(node) for node in nodes)
     return {entry.signing_key: entry.node for entry in entries if entry is not None}
 
@@ -292,7 +290,7 @@ def _find_validators(order: VerificationOrder, manifest: Manifest) -> dict[str, 
 def _check_plan_fits(plan: Plan, manifest: Manifest) -> None:
     """Refuse a plan whose tasks are not the manifest's."""
     if manifest.model_id != plan.request.model_id or len(manifest.tasks) != len(plan.tasks):
-        raise _refuse(
+        raise refuse(
             f"the plan of {plan.request.execution_id} does not fit model {plan.request.model_id}"
         )
 
@@ -310,5 +308,6 @@ def _unique(rights: Iterable[Right]) -> list[Right]:
     return list(dict.fromkeys(rights))
 
 
-def _refuse(reason: str) -> Refused:
+def refuse(reason: str) -> Refused:
+    """Return the refusal of something that the sender has no right to."""
     return Refused(reason, status=403)

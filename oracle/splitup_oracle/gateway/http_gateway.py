@@ -13,6 +13,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -61,6 +62,7 @@ from splitup_oracle.gateway.access import (
     compute_log_rights,
     compute_model_rights,
     compute_verification_rights,
+    refuse,
 )
 from splitup_oracle.gateway.audit_log import AuditLog
 from splitup_oracle.gateway.presigning import Presigner
@@ -197,15 +199,12 @@ class Gateway:
         try:
             account = recover_account(key, proof)
         except BadSignature as error:
-            raise Refused(
-                f"the proof does not link the key to an account: {error}", status=403
-            ) from None
+            raise refuse(f"the proof does not link the key to an account: {error}") from None
         least = self._policy.upload_deposit_micro_usdc
         if not await self._chain.has_funds(account, least):
-            raise Refused(
+            raise refuse(
                 f"{account} has neither {least} micro-USDC in the market nor a node's stake; "
-                "deposit first",
-                status=403,
+                "deposit first"
             )
 
     async def _grant_model(self, request: ModelRequest, key: str) -> _Answer:
@@ -226,23 +225,18 @@ class Gateway:
         try:
             account = recover_account(key, proof) if proof else ""
         except BadSignature as error:
-            raise Refused(
-                f"the proof does not link the key to an account: {error}", status=403
-            ) from None
+            raise refuse(f"the proof does not link the key to an account: {error}") from None
         if not account or not await self._chain.could_stake(account):
-            raise Refused(
+            raise refuse(
                 f"the key {key} is not that of an active node, and {account or 'its account'} does "
-                "not hold the USDC for a node's stake; register and stake first, or send it USDC",
-                status=403,
+                "not hold the USDC for a node's stake; register and stake first, or send it USDC"
             )
 
     async def _grant_execution(self, request: ExecutionRequest, key: str) -> _Answer:
         certificate = request.certificate
         plan = certificate.plan
         if self._now_s() >= plan.request.deadline:
-            raise Refused(
-                f"the deadline of execution {plan.request.execution_id} has passed", status=403
-            )
+            raise refuse(f"the deadline of execution {plan.request.execution_id} has passed")
         manifest = await self._check_part(certificate, key)
         executor_map = self._update_executor_map(plan, ())
         rights = compute_execution_rights(plan, manifest, key, executor_map)
@@ -264,9 +258,7 @@ class Gateway:
         plan = certificate.plan
         keys = {entry.signing_key for entry in plan.nodes} | {plan.request.client_key}
         if key not in keys:  # before the signatures: strangers must not cost a pairing
-            raise Refused(
-                f"the key {key} has no part in execution {plan.request.execution_id}", status=403
-            )
+            raise refuse(f"the key {key} has no part in execution {plan.request.execution_id}")
         await self._check_certificate(certificate)
         await self._check_open(plan.request.execution_id)
         await self._check_standing(key, [n.node for n in plan.nodes if n.signing_key == key])
@@ -281,7 +273,7 @@ class Gateway:
         try:
             changed = [executor_map.apply(signed) for signed in takeovers]
         except PeerFault as error:
-            raise Refused(f"a takeover is not valid: {error}", status=403) from None
+            raise refuse(f"a takeover is not valid: {error}") from None
         if any(changed):
             self._executor_maps[execution_id] = executor_map
             self._executor_maps.move_to_end(execution_id)
@@ -298,9 +290,7 @@ class Gateway:
         """Refuse the key of a node that has left or was slashed below the least stake."""
         for node in nodes:
             if not await self._chain.has_standing(node):
-                raise Refused(
-                    f"the key {key} is that of {node}, which has left or lost stake", status=403
-                )
+                raise refuse(f"the key {key} is that of {node}, which has left or lost stake")
 
     async def _grant_verification(self, asked: VerificationRequest, key: str) -> _Answer:
         order = asked.order
@@ -310,10 +300,7 @@ class Gateway:
         entries = [shown.entry for shown in order.snapshot.entries]
         nodes = [entry.node for entry in entries if entry.signing_key == key]
         if not is_member and not nodes:
-            raise Refused(
-                f"the key {key} is not that of a node that the order shows",
-                status=403,
-            )
+            raise refuse(f"the key {key} is not that of a node that the order shows")
         expiry_s = self._compute_expiry_s(request.deadline, limits.VERIFICATION_GRACE_S)
         committee = await self._check_certificate(order.certificate)
         await self._check_open(request.execution_id)
@@ -321,7 +308,7 @@ class Gateway:
         try:
             check_draw(order.draw, committee)
         except PeerFault as error:
-            raise Refused(f"the draw is not valid: {error}", status=403) from None
+            raise refuse(f"the draw is not valid: {error}") from None
         manifest = await self._objects.fetch_manifest(request.model_id)
         rights = compute_verification_rights(asked, manifest, key, is_member=is_member)
         self._log_quota.take(rights, order.certificate.plan, manifest)
@@ -334,13 +321,13 @@ class Gateway:
         try:
             return await self._chain.check_certificate(certificate)
         except PeerFault as error:
-            raise Refused(f"the plan's certificate is not valid: {error}", status=403) from None
+            raise refuse(f"the plan's certificate is not valid: {error}") from None
 
     def _compute_expiry_s(self, deadline: int, grace_s: int = limits.GRANT_GRACE_S) -> int:
         """Return how long URLs of an execution are valid: until deadline and grace, 1 h at most."""
         left_s = int(deadline + grace_s - self._now_s())
         if left_s < 1:
-            raise Refused("the execution's deadline and grace period have passed", status=403)
+            raise refuse("the execution's deadline and grace period have passed")
         return min(left_s, limits.PRESIGN_EXPIRY_S)
 
     async def _presign(
@@ -356,26 +343,21 @@ class RunningGateway:
     """A gateway that listens at ``server.url``. Close it."""
 
     server: Server
-    _audit: AuditLog
-    _chain: Chain
-    _http: SignedClient
+    _opened: AsyncExitStack
 
     async def close(self) -> None:
         """Stop listening and close every connection."""
-        await self.server.close()
-        await self._http.close()
-        await self._chain.close()
-        self._audit.close()
+        await self._opened.aclose()
 
 
 async def start_gateway(config: GatewayConfig) -> RunningGateway:
     """Open chain, store and port; raise ConfigurationError, ChainUnavailable."""
     deployment = Deployment.load(config.deployment)
     presigner = Presigner.open(config.s3_endpoint, config.bucket, config.credentials)
-    audit = AuditLog(config.data_dir / "audit.jsonl")
-    chain = await Chain.connect(config.rpc_url, deployment)
-    http = SignedClient()
-    try:
+    async with AsyncExitStack() as opened:
+        audit = opened.enter_context(closing(AuditLog(config.data_dir / "audit.jsonl")))
+        chain = await opened.enter_async_context(await Chain.connect(config.rpc_url, deployment))
+        http = await opened.enter_async_context(SignedClient())
         gateway = Gateway(
             chain=ChainView(chain, deployment),
             objects=ObjectView(presigner, http),
@@ -384,18 +366,14 @@ async def start_gateway(config: GatewayConfig) -> RunningGateway:
             policy=config,
         )
         server = await serve_app(gateway.make_app(), config.listen_host, config.listen_port)
+        opened.push_async_callback(server.close)
         gateway.audience = config.public_url or server.url
         gateway.network = NetworkDescription(
             contracts=deployment.to_message(),
             gateway_urls=config.join_gateway_urls or (gateway.audience,),
             rpc_url=config.join_rpc_url,
         )
-    except BaseException:
-        await http.close()
-        await chain.close()
-        audit.close()
-        raise
-    return RunningGateway(server, audit, chain, http)
+        return RunningGateway(server, opened.pop_all())
 
 
 async def run_gateway(config: GatewayConfig) -> None:

@@ -10,7 +10,7 @@ import base64
 import re
 import time
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import quote
 
 from botocore.auth import S3SigV4QueryAuth
@@ -42,44 +42,20 @@ class Presigner:
         keys = read_settings(endpoint_url, credentials_path)
         return Presigner(endpoint_url, bucket, Credentials(*keys))
 
-    def presign(self, right: Right, *, expires_s: int) -> Grant:
-        """Grant a right."""
-        if right.method == "GET":
-            return self.presign_get(right.key, length_bytes=right.length_bytes, expires_s=expires_s)
-        assert right.length_bytes is not None  # every PUT is for an exact length
-        return self.presign_put(
-            right.key, length_bytes=right.length_bytes, sha256=right.sha256, expires_s=expires_s
-        )
-
-    def presign_put(
-        self, key: str, *, length_bytes: int, sha256: str | None = None, expires_s: int = 900
-    ) -> Grant:
-        """Grant one write of exactly ``length_bytes``, with this SHA-256 (hex) if it is given."""
-        if not 0 <= length_bytes <= limits.MAX_UPLOAD_BYTES:
-            raise InvalidInput(
-                f"an object has at most {limits.MAX_UPLOAD_BYTES} bytes, not {length_bytes}"
-            )
-        headers = {"Content-Length": str(length_bytes), "If-None-Match": "*"}
-        if sha256 is not None:
-            if not _DIGEST.match(sha256):
-                raise InvalidInput("an object's digest is 64 lower-case hexadecimal digits")
-            headers["x-amz-checksum-sha256"] = base64.b64encode(bytes.fromhex(sha256)).decode()
-        return self._presign("PUT", key, headers, length_bytes, expires_s)
-
-    def presign_get(
-        self, key: str, *, length_bytes: int | None = None, expires_s: int = 900
-    ) -> Grant:
-        """Grant reading one object; ``length_bytes`` is its size, if known, for the reader."""
-        return self._presign("GET", key, {}, length_bytes, expires_s)
-
-    def _presign(
-        self,
-        method: Literal["GET", "PUT"],
-        key: str,
-        headers: dict[str, str],
-        length_bytes: int | None,
-        expires_s: int,
-    ) -> Grant:
+    def presign(self, right: Right, *, expires_s: int = 900) -> Grant:
+        """Grant a right: to read an object, or to write one of exactly its length, once."""
+        method, key, length_bytes, headers = right.method, right.key, right.length_bytes, {}
+        if method == "PUT":
+            if length_bytes is None or not 0 <= length_bytes <= limits.MAX_UPLOAD_BYTES:
+                raise InvalidInput(
+                    f"an object has at most {limits.MAX_UPLOAD_BYTES} bytes, not {length_bytes}"
+                )
+            headers = {"Content-Length": str(length_bytes), "If-None-Match": "*"}
+            if right.sha256 is not None:
+                if not _DIGEST.match(right.sha256):
+                    raise InvalidInput("an object's digest is 64 lower-case hexadecimal digits")
+                digest = base64.b64encode(bytes.fromhex(right.sha256)).decode()
+                headers["x-amz-checksum-sha256"] = digest
         check_object_key(key)
         if not 1 <= expires_s <= limits.PRESIGN_EXPIRY_S:
             raise InvalidInput(

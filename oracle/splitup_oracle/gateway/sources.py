@@ -78,9 +78,13 @@ class ChainView:
         self._committees = Committees(chain)
         self._node_keys: tuple[float, frozenset[str]] | None = None
         self._verified: OrderedDict[str, CommitteeView] = OrderedDict()
-        self._ends = Lately(self._look_end, None)
-        self._standings = Lately(self._look_standing, True)
-        self._wallets = Lately(self._look_wallet, False)
+        # how an execution ended ("settled", "refunded"), None while it has not
+        self.find_end = Lately(self._look_end, None).fetch
+        # whether a node is registered and has its full stake; a node that is leaving has both: it
+        # has to finish its work, and its stake is locked
+        self.has_standing = Lately(self._look_standing, True).fetch
+        # whether an account holds the USDC for the least stake of a node
+        self.could_stake = Lately(self._look_wallet, False).fetch
 
     async def fetch_committee(self, execution_id: str) -> CommitteeView:
         """Return the committee that an execution belongs to, at most a few seconds old."""
@@ -106,26 +110,11 @@ class ChainView:
                 return True
         return False
 
-    async def find_end(self, execution_id: str) -> str | None:
-        """Return how an execution ended ("settled", "refunded"), None while it has not."""
-        return await self._ends.fetch(execution_id)
-
-    async def has_standing(self, node: str) -> bool:
-        """Return whether a node is registered and has its full stake.
-
-        A node that is leaving has both: it has to finish its work, and its stake is locked.
-        """
-        return await self._standings.fetch(node)
-
     async def has_funds(self, account: str, micro_usdc: int) -> bool:
         """Return whether an account has this balance in the market, or is an active node."""
         if await self._chain.call("market", "balanceOf", account) >= micro_usdc:
             return True
         return bool(await self._chain.call("nodes", "isActive", account))
-
-    async def could_stake(self, account: str) -> bool:
-        """Return whether an account holds the USDC for the least stake of a node."""
-        return await self._wallets.fetch(account)
 
     async def _look_wallet(self, account: str) -> bool:
         least = await self._chain.call("nodes", "minStake", 1)
@@ -214,7 +203,7 @@ class ObjectView:
             raise Refused(f"no model {model_id} is stored here; check its id", status=404)
         return await get_object(
             self._http.session,
-            self._presigner.presign_get(key, expires_s=_PROBE_EXPIRY_S),
+            self._presigner.presign(Right("GET", key, None), expires_s=_PROBE_EXPIRY_S),
             max_bytes=limits.MAX_MANIFEST_BYTES,
             expected_digest=model_id[2:],
         )
@@ -235,7 +224,7 @@ class ObjectView:
 
     async def _probe_once(self, key: str) -> int | None:
         """Ask for an object's first byte; raise _StoreSilent before who asked gives up."""
-        grant = self._presigner.presign_get(key, expires_s=_PROBE_EXPIRY_S)
+        grant = self._presigner.presign(Right("GET", key, None), expires_s=_PROBE_EXPIRY_S)
         store = f"the object store at {name_server(grant.url)}"
         timeout = aiohttp.ClientTimeout(total=tuning.QUIET_S, sock_connect=tuning.HTTP_CONNECT_S)
         try:

@@ -20,7 +20,6 @@ from splitup.crypto.jws import Claims, ReplayCache
 from splitup.messages import api
 from splitup.net.chunked_messages import ChunkedMessage
 from splitup.net.http import (
-    M,
     add_routes,
     error_reply,
     get_admission,
@@ -32,20 +31,20 @@ from splitup.net.http import (
 from splitup.net.relay import Relay
 from splitup.protocol.committee.certificates import MemberView
 from splitup.protocol.committee.events import (
-    CompletionReceived,
-    Event,
-    ExecutorCommitmentReceived,
     GossipReceived,
     HeartbeatReceived,
-    TakeoversReceived,
-    ValidatorCommitmentReceived,
-    VerificationResultReceived,
+    NodeReport,
+    ReportReceived,
 )
 from splitup.protocol.committee.peer_messages import parse_gossip
 from splitup_oracle.member.gossip import CHUNKED_MESSAGE_KIND
 from splitup_oracle.member.shell import Member
 
 _MODEL_ID: Final = re.compile(r"0x[0-9a-f]{64}")
+_REPORTS: Final[tuple[api.Route[Any], ...]] = (
+    *(api.EXECUTOR_COMMITMENT, api.TAKEOVERS, api.COMPLETION),
+    *(api.VALIDATOR_COMMITMENT, api.VERIFICATION_RESULT),
+)
 
 
 class MemberServer:
@@ -79,17 +78,7 @@ class MemberServer:
                 api.REACH_REQUEST: self._reach,
                 api.SIGNED_REQUEST: self._signed_request,
                 api.GOSSIP: self._gossip,
-                api.EXECUTOR_COMMITMENT: self._pass_on_signed(
-                    api.EXECUTOR_COMMITMENT, ExecutorCommitmentReceived
-                ),
-                api.TAKEOVERS: self._pass_on(api.TAKEOVERS, TakeoversReceived),
-                api.VALIDATOR_COMMITMENT: self._pass_on(
-                    api.VALIDATOR_COMMITMENT, ValidatorCommitmentReceived
-                ),
-                api.COMPLETION: self._pass_on(api.COMPLETION, CompletionReceived),
-                api.VERIFICATION_RESULT: self._pass_on_signed(
-                    api.VERIFICATION_RESULT, VerificationResultReceived
-                ),
+                **{route: self._take_reports(route) for route in _REPORTS},
             },
         )
         self.relay.add_routes(app)
@@ -201,20 +190,14 @@ class MemberServer:
             return error_reply(410, f"execution {execution_id} is over")
         return error_reply(404, f"there is no draw for execution {execution_id} here so far")
 
-    def _pass_on(
-        self, route: api.Route[M], make_event: Callable[[M, str], Event]
+    def _take_reports(
+        self, route: api.Route[NodeReport]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """Return the handler that gives the machine a message and the key that signed it."""
-        return self._pass_on_signed(route, lambda message, key, _: make_event(message, key))
-
-    def _pass_on_signed(
-        self, route: api.Route[M], make_event: Callable[[M, str, str], Event]
-    ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """Return the handler that gives the machine the signed message, too, as evidence."""
+        """Return the handler that gives the machine what a node says, and its signature."""
 
         async def handle(request: web.Request) -> web.Response:
             received = await read_message(request, route, audience=self._member.audience)
-            event = make_event(received.message, received.issuer, received.token)
+            event = ReportReceived(received.message, received.issuer, received.token)
             self._member.feed_peer(event)
             return web.json_response({})
 

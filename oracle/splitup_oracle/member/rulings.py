@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,8 +90,8 @@ class Rulings:
                 await self._store(weights, key, task.weights_bytes, digest, order, grants)
             sources = get_sources(manifest, order.task)
             specs = [port.spec for port in task.inputs]
-            read = _Reading(sources, specs, order.executors, directory / "input")
-            logs, missing = await self._store_logs(command, read)
+            prefix = directory / "input"
+            logs, missing = await self._store_logs(order, sources, specs, order.executors, prefix)
             if missing:
                 return (_fail(order.task, missing),)
             job = recomputation.RecomputeJob(
@@ -167,8 +167,8 @@ class Rulings:
         authors[task] = _get_validator(claim) or authors[task]
         ports = [(task, port) for port in range(len(outputs))]
         specs = [port.spec for port in outputs]
-        read = _Reading(ports, specs, authors, directory / f"output-{authors[task]}")
-        logs, missing = await self._store_logs(command, read)
+        prefix = directory / f"output-{authors[task]}"
+        logs, missing = await self._store_logs(command.order, ports, specs, authors, prefix)
         if missing or tuple(digest for _, digest in logs) != claim.outputs:
             return None
         return [path for path, _ in logs]
@@ -218,24 +218,30 @@ class Rulings:
         )
 
     async def _store_logs(
-        self, command: RecomputeTask, read: _Reading
+        self,
+        order: VerificationOrder,
+        sources: Sequence[PortId],
+        specs: Sequence[TensorSpec],
+        authors: Sequence[str],  # by task
+        prefix: Path,
     ) -> tuple[list[tuple[Path, str]], tuple[int, ...]]:
-        """Read the logs of ports into files; return (file, digest) of each.
+        """Read the logs of ports into files whose names begin with ``prefix``.
+
+        Returns (file, digest) of each.
 
         Also returns the tasks whose logs are broken. Raises LogIncomplete for a broken log of the
         client, which no ruling accuses.
         """
-        order = command.order
         store = open_verification_logs(self._gateway, lambda: self._http.session, order)
         files: list[tuple[Path, str]] = []
         missing: set[int] = set()
-        for number, (source, spec) in enumerate(zip(read.sources, read.specs, strict=True)):
-            path = read.prefix.with_name(f"{read.prefix.name}-{number}")
+        for number, (source, spec) in enumerate(zip(sources, specs, strict=True)):
+            path = prefix.with_name(f"{prefix.name}-{number}")
             tensors = iter_tensors(
                 store,
                 order.certificate.plan.request,
                 source,
-                read.authors,
+                authors,
                 spec,
                 order.steps,
                 self._patience,
@@ -254,16 +260,6 @@ class Rulings:
                 missing.add(source[0])
             files.append((path, digest.hexdigest()))
         return files, tuple(sorted(missing))
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """Logs to read into files whose names begin with ``prefix``; ``authors`` are by task."""
-
-    sources: Sequence[PortId]
-    specs: Sequence[TensorSpec]
-    authors: Sequence[str]
-    prefix: Path
 
 
 _Claim = TaskCommitment | VerificationResult

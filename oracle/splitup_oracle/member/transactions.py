@@ -10,10 +10,10 @@ from eth_hash.auto import keccak
 
 from splitup.chain.bonds import make_report
 from splitup.chain.client import Chain
-from splitup.chain.market import exposures_to_abi, terms_to_abi
+from splitup.chain.market import terms_to_abi
 from splitup.core.errors import ChainRejected, Unavailable
 from splitup.crypto import bls
-from splitup.crypto.quorum import ExecutionHistory
+from splitup.crypto.quorum import ExecutionHistory, pack_words
 from splitup.messages.plans import request_to_abi
 from splitup.protocol.committee.commands import (
     ChainCommand,
@@ -60,7 +60,7 @@ class TransactionSender:
                     "commitExecution",
                     command.execution_id,
                     command.root,
-                    exposures_to_abi(command.exposures),
+                    pack_words(command.exposures),
                     command.signatures,
                 )
             case SubmitSettlement():

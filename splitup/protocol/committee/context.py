@@ -20,7 +20,6 @@ from splitup.crypto.signature_scheme import REAL, Scheme
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import Request
 from splitup.messages.snapshots import Snapshot
-from splitup.protocol.committee.activity import Activity
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, CommitteeView
 from splitup.protocol.committee.commands import (
     Command,
@@ -34,86 +33,31 @@ SIGNED: Final = "signed"  # journal kind: slot -> digest of what we signed for i
 SNAPSHOT: Final = "snapshot"  # journal kind: root -> content
 
 
-@dataclass(slots=True)
-class MemberContext:
-    """Our identity in one committee configuration; the threshold key follows key generation."""
+class Activity:
+    """Whether a member rests: nothing is open, and nothing has changed for a while.
 
-    identity: Identity
-    view: CommitteeView
-    group: GroupKey | None = None
-    share: bytes = field(default=b"", repr=False)
-    scheme: Scheme = REAL
-    can_recompute: Callable[[str], bool] = lambda determinism: True  # by determinism class
-    grace_s: int = 0  # from an execution's deadline to its end, as by the Market
-    timestamp_s: int = 0  # of the latest block
-    is_active: bool = True  # our configuration is the current one
-    heard: dict[str, float] = field(default_factory=dict)  # when others last sent a message
-    activity: Activity = field(default_factory=Activity)
+    Then it asks for fewer heartbeats, repeats its votes and snapshots less often, and looks at the
+    chain less often. Whatever happens ends that at once. Members need not agree about it. A member
+    is busy until ``note`` was called once.
+    """
 
-    @property
-    def account(self) -> str:
-        return self.identity.address
+    def __init__(self) -> None:
+        self.busy_at = math.inf
+        self._woken_at = -math.inf
 
-    @property
-    def tolerated(self) -> int:
-        """f: how many members may be faulty."""
-        return (len(self.view.members) - 1) // 3
+    def note(self, now: float) -> None:
+        """Record that there is something to do."""
+        if self.is_resting(now):
+            self._woken_at = now
+        self.busy_at = now
 
-    def accounts(self) -> list[str]:
-        """Return all members' accounts; the position in the list is a member's threshold index."""
-        return [member.account for member in self.view.members]
+    def is_resting(self, now: float) -> bool:
+        """Return whether there has been nothing to do for ``REST_AFTER_S``."""
+        return now >= self.busy_at + limits.REST_AFTER_S
 
-    def index_of(self, account: str) -> int:
-        return self.accounts().index(account)
-
-    def set_key(self, group: GroupKey, share: bytes) -> None:
-        self.group, self.share = group, share
-        self.view = replace(self.view, group_key=group.public_key)
-
-    def sign(self, struct_hash: bytes) -> str:
-        """Return our quorum signature over an EIP-712 struct hash."""
-        return "0x" + self.scheme.sign_quorum(self.identity, self.view.domain, struct_hash).hex()
-
-    def check(self, account: str, struct_hash: bytes, signature: str) -> None:
-        """Raise BadSignature unless ``account`` made this quorum signature."""
-        signer = self.scheme.recover_signer(
-            self.view.domain, struct_hash, bytes.fromhex(signature[2:])
-        )
-        if signer != account:
-            raise BadSignature("the quorum signature is another account's", peer=account)
-
-    def get_end_s(self, request: Request) -> int:
-        """Return the block time from which the chain takes nothing more about an execution."""
-        return request.deadline + self.grace_s
-
-    def note_heard(self, account: str, now: float) -> None:
-        self.heard[account] = now
-
-    def note_lost(self, account: str) -> None:
-        """Count a member as silent at once: its process accepts no connections."""
-        self.heard.pop(account, None)
-
-    def is_silent(self, account: str, now: float) -> bool:
-        """Return whether a member missed two heartbeats; one that rests sends fewer."""
-        if account == self.account:
-            return False
-        silence_s = limits.MEMBER_SILENCE_S
-        if self.activity.has_rested(now, silence_s):
-            silence_s += limits.REST_MEMBER_HEARTBEAT_S
-        return now - self.heard.get(account, -math.inf) > silence_s
-
-    def compute_order(self, seed: str, now: float) -> list[str]:
-        """Return in which order members act for a seed: the seed's order, silent members last.
-
-        Members may disagree about who is silent. Then two send the same thing, and the second is
-        refused or ignored: the order only saves work.
-        """
-        order = compute_member_order(seed, self.accounts())
-        return sorted(order, key=lambda account: self.is_silent(account, now))
-
-    def get_place(self, seed: str, now: float) -> int:
-        """Return our own rank in ``compute_order``."""
-        return self.compute_order(seed, now).index(self.account)
+    def has_rested(self, now: float, within_s: float) -> bool:
+        """Return whether we rest, or did so ``within_s`` ago: then others may, too."""
+        return self.is_resting(now) or now - self._woken_at < within_s
 
 
 class SigningGuard:
@@ -231,6 +175,90 @@ class ContentStore:
             self._asked.clear()
         self._asked[name] = now
         return True
+
+
+@dataclass(slots=True)
+class MemberContext:
+    """Our identity in one committee configuration; the threshold key follows key generation."""
+
+    identity: Identity
+    view: CommitteeView
+    group: GroupKey | None = None
+    share: bytes = field(default=b"", repr=False)
+    scheme: Scheme = REAL
+    signing_guard: SigningGuard = field(default_factory=SigningGuard)
+    contents: ContentStore = field(default_factory=ContentStore)
+    can_recompute: Callable[[str], bool] = lambda determinism: True  # by determinism class
+    grace_s: int = 0  # from an execution's deadline to its end, as by the Market
+    timestamp_s: int = 0  # of the latest block
+    is_active: bool = True  # our configuration is the current one
+    heard: dict[str, float] = field(default_factory=dict)  # when others last sent a message
+    activity: Activity = field(default_factory=Activity)
+
+    @property
+    def account(self) -> str:
+        return self.identity.address
+
+    @property
+    def tolerated(self) -> int:
+        """f: how many members may be faulty."""
+        return (len(self.view.members) - 1) // 3
+
+    def accounts(self) -> list[str]:
+        """Return all members' accounts; the position in the list is a member's threshold index."""
+        return [member.account for member in self.view.members]
+
+    def index_of(self, account: str) -> int:
+        return self.accounts().index(account)
+
+    def set_key(self, group: GroupKey, share: bytes) -> None:
+        self.group, self.share = group, share
+        self.view = replace(self.view, group_key=group.public_key)
+
+    def sign(self, struct_hash: bytes) -> str:
+        """Return our quorum signature over an EIP-712 struct hash."""
+        return "0x" + self.scheme.sign_quorum(self.identity, self.view.domain, struct_hash).hex()
+
+    def check(self, account: str, struct_hash: bytes, signature: str) -> None:
+        """Raise BadSignature unless ``account`` made this quorum signature."""
+        signer = self.scheme.recover_signer(
+            self.view.domain, struct_hash, bytes.fromhex(signature[2:])
+        )
+        if signer != account:
+            raise BadSignature("the quorum signature is another account's", peer=account)
+
+    def get_end_s(self, request: Request) -> int:
+        """Return the block time from which the chain takes nothing more about an execution."""
+        return request.deadline + self.grace_s
+
+    def note_heard(self, account: str, now: float) -> None:
+        self.heard[account] = now
+
+    def note_lost(self, account: str) -> None:
+        """Count a member as silent at once: its process accepts no connections."""
+        self.heard.pop(account, None)
+
+    def is_silent(self, account: str, now: float) -> bool:
+        """Return whether a member missed two heartbeats; one that rests sends fewer."""
+        if account == self.account:
+            return False
+        silence_s = limits.MEMBER_SILENCE_S
+        if self.activity.has_rested(now, silence_s):
+            silence_s += limits.REST_MEMBER_HEARTBEAT_S
+        return now - self.heard.get(account, -math.inf) > silence_s
+
+    def compute_order(self, seed: str, now: float) -> list[str]:
+        """Return in which order members act for a seed: the seed's order, silent members last.
+
+        Members may disagree about who is silent. Then two send the same thing, and the second is
+        refused or ignored: the order only saves work.
+        """
+        order = compute_member_order(seed, self.accounts())
+        return sorted(order, key=lambda account: self.is_silent(account, now))
+
+    def get_place(self, seed: str, now: float) -> int:
+        """Return our own rank in ``compute_order``."""
+        return self.compute_order(seed, now).index(self.account)
 
 
 @dataclass(slots=True)

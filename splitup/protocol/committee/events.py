@@ -21,6 +21,8 @@ from splitup.messages.verification import (
 from splitup.protocol.committee.certificates import MemberView
 from splitup.protocol.committee.peer_messages import GossipMessage
 
+NodeReport = ExecutorCommitment | Takeovers | Completion | ValidatorCommitment | VerificationResult
+
 # ---- from the chain ----------------------------------------------------------------------------
 
 
@@ -164,39 +166,15 @@ class SignedRequestReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionReceived:
-    completion: Completion
+class ReportReceived:
+    """What a node tells the members about an execution, with the key that signed it.
+
+    ``token`` is the signed message, as evidence for the other members.
+    """
+
+    report: NodeReport
     signing_key: str
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorCommitmentReceived:
-    commitment: ExecutorCommitment
-    signing_key: str
-    token: str  # the signed message, for the other members
-
-
-@dataclass(frozen=True, slots=True)
-class TakeoversReceived:
-    """A node's proof that it runs tasks of another node; ``signing_key`` signed the message."""
-
-    takeovers: Takeovers
-    signing_key: str
-
-
-@dataclass(frozen=True, slots=True)
-class ValidatorCommitmentReceived:
-    """A validator's commitment."""
-
-    validator_commitment: ValidatorCommitment
-    signing_key: str
-
-
-@dataclass(frozen=True, slots=True)
-class VerificationResultReceived:
-    result: VerificationResult
-    signing_key: str
-    token: str  # the signed bytes, as evidence for the other members
+    token: str = ""
 
 
 # ---- from the shell itself -----------------------------------------------------------------------
@@ -258,16 +236,7 @@ class Tick:
 
 ChainFact = BlockSeen | NodesSeen | RevertibleEvent | EventReverted
 BoardFact = ConfigurationSeen | DealingPosted | ComplaintPosted | BoardRead
-PeerEvent = (
-    GossipReceived
-    | HeartbeatReceived
-    | SignedRequestReceived
-    | CompletionReceived
-    | ExecutorCommitmentReceived
-    | TakeoversReceived
-    | ValidatorCommitmentReceived
-    | VerificationResultReceived
-)
+PeerEvent = GossipReceived | HeartbeatReceived | SignedRequestReceived | ReportReceived
 LocalEvent = (
     KeyReady
     | RttMeasured

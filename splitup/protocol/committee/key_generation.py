@@ -33,12 +33,6 @@ from splitup.protocol.committee.events import ComplaintPosted, DealingPosted, Ke
 
 
 @dataclass(frozen=True, slots=True)
-class _PostedDealing:
-    dealing: dkg.Dealing
-    block: int
-
-
-@dataclass(frozen=True, slots=True)
 class Predecessor:
     """The configuration that hands over: its members, its key, and our share or b""."""
 
@@ -95,7 +89,7 @@ class KeyGeneration:
         self._place = _find(identity.address, _list_accounts(view))
         self._dealer = _find(identity.address, self._dealers)
         self._entropy = entropy
-        self._dealt: dict[int, _PostedDealing] = {}
+        self._dealt: dict[int, tuple[dkg.Dealing, int]] = {}  # with their blocks
         self._first_block: int | None = None
         self._block = 0
         self._shares: dict[int, bytes] = {}
@@ -153,7 +147,7 @@ class KeyGeneration:
             return [Fault(event.dealer, f"posted a malformed dealing: {error}")]
         if dealer in self._dealt:
             return []
-        self._dealt[dealer] = _PostedDealing(dealing, event.block_number)
+        self._dealt[dealer] = dealing, event.block_number
         if self._place is None:
             return []
         try:
@@ -179,7 +173,7 @@ class KeyGeneration:
             complaint = dkg.Complaint.from_bytes(event.evidence, self._ceremony)
         except PeerFault as error:
             return [Fault(event.complainer, f"posted a malformed complaint: {error}")]
-        if not dkg.is_complaint_valid(self._ceremony, dealt.dealing, complaint):
+        if not dkg.is_complaint_valid(self._ceremony, dealt[0], complaint):
             return [Fault(event.complainer, f"complained falsely about dealer {event.dealer}")]
         self._complaints.setdefault(dealer, event.block_number)
         self._unposted.pop(dealer, None)
@@ -194,9 +188,9 @@ class KeyGeneration:
         if self._block < closed_at + self._complaint_blocks:
             return []
         qualified = {
-            dealer: dealt.dealing
-            for dealer, dealt in self._dealt.items()
-            if dealt.block <= closed_at and not self._is_excluded(dealer, closed_at)
+            dealer: dealing
+            for dealer, (dealing, block) in self._dealt.items()
+            if block <= closed_at and not self._is_excluded(dealer, closed_at)
         }
         try:
             group = dkg.compute_group(self._ceremony, qualified)
@@ -222,7 +216,7 @@ class KeyGeneration:
         if self._first_block is None:
             return None
         timeout = self._first_block + self._timeout_blocks
-        blocks = sorted(dealt.block for dealt in self._dealt.values())
+        blocks = sorted(block for _, block in self._dealt.values())
         in_time = [block for block in blocks if block <= timeout]
         needed = self._ceremony.dealings_needed
         if len(in_time) == self._ceremony.dealer_count:

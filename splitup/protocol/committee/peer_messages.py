@@ -161,11 +161,19 @@ class DrawMessage(Message):
 
     draw: Draw
 
+    @property
+    def execution_id(self) -> str:
+        return self.draw.execution_id
+
 
 class Attested(Message):
     """A member's attestation about a verification; proves itself."""
 
     attestation: SignedAttestation
+
+    @property
+    def execution_id(self) -> str:
+        return self.attestation.attestation.execution_id
 
 
 class SettlementSignature(Message):

@@ -30,9 +30,7 @@ from splitup.protocol.committee.commands import (
     SubmitPlan,
 )
 from splitup.protocol.committee.context import (
-    ContentStore,
     MemberContext,
-    SigningGuard,
     ThresholdSignatureCollector,
 )
 from splitup.protocol.committee.equivocation import (
@@ -81,18 +79,11 @@ class PlanAgreement:
     """One member's part in the plan layer."""
 
     def __init__(
-        self,
-        context: MemberContext,
-        signing_guard: SigningGuard,
-        content_store: ContentStore,
-        detector: EquivocationDetector,
-        economics: Economics,
+        self, context: MemberContext, detector: EquivocationDetector, economics: Economics
     ) -> None:
         self._economics = economics
         self._context = context
         self._detector = detector
-        self._signing_guard = signing_guard
-        self._content_store = content_store
         self._rounds: dict[str, _Round] = {}
         self._finished: OrderedDict[str, PlanCertificate] = OrderedDict()
         self._early: dict[str, OrderedDict[tuple[str, type], PlanPartial | PlanVote]] = {}
@@ -130,6 +121,9 @@ class PlanAgreement:
     def __len__(self) -> int:
         return len(self._rounds)
 
+    def __contains__(self, execution_id: str) -> bool:
+        return execution_id in self._rounds
+
     # ---- the chain and the shell ------------------------------------------------------------
 
     def process_request(
@@ -145,7 +139,7 @@ class PlanAgreement:
             return []
         if len(self._rounds) >= tuning.MAX_OPEN_EXECUTIONS:
             return [Log(f"too many open executions; {execution_id} will be refunded")]
-        if len(self._signing_guard) >= tuning.MAX_SIGNED:
+        if len(self._context.signing_guard) >= tuning.MAX_SIGNED:
             return [Log(f"too many signatures to remember; {execution_id} will be refunded")]
         known = _Round(request, ThresholdSignatureCollector(plan_alpha(request)), client_signature)
         self._rounds[execution_id] = known
@@ -242,7 +236,7 @@ class PlanAgreement:
                 known.resend_at = now + tuning.GOSSIP_RETRY_S
                 commands += self._repeat(known)
                 if known.collector.seed:
-                    commands += self._content_store.ask(
+                    commands += self._context.contents.ask(
                         known.request.model_id, known.request.snapshot_root, now
                     )
                 continue
@@ -351,13 +345,15 @@ class PlanAgreement:
 
     def _assign(self, known: _Round, now: float) -> list[Command]:
         request = known.request
-        snapshot = self._content_store.find_snapshot(request.snapshot_root)
-        manifest = self._content_store.find_manifest(request.model_id)
+        snapshot = self._context.contents.find_snapshot(request.snapshot_root)
+        manifest = self._context.contents.find_manifest(request.model_id)
         if snapshot is None or manifest is None:
-            return self._content_store.ask(request.model_id, request.snapshot_root, now)
+            return self._context.contents.ask(request.model_id, request.snapshot_root, now)
         configuration = self._context.view.configuration
         slot = make_plan_slot(request, configuration)
-        if self._context.timestamp_s > request.deadline and not self._signing_guard.knows(slot):
+        if self._context.timestamp_s > request.deadline and not self._context.signing_guard.knows(
+            slot
+        ):
             return []  # nobody computes any more; who has the certificate sends it
         try:
             _check_price(request, manifest)
@@ -370,7 +366,7 @@ class PlanAgreement:
                 AnnouncePlan(request.execution_id),
             ]
         root = plan.root()
-        commands = self._signing_guard.claim(slot, root, self._context.get_end_s(request))
+        commands = self._context.signing_guard.claim(slot, root, self._context.get_end_s(request))
         if commands is None:
             known.refusal = f"another plan was signed for {request.execution_id} before"
             return [Log(known.refusal), AnnouncePlan(request.execution_id)]

@@ -68,40 +68,25 @@ def compute_clock(seed: str, task: int, role: int, node: str, weight: int) -> in
 
 
 def compute_eta_ms(
-    terms: TaskTerms,
-    reference: Reference,
-    *,
-    rtt_ms: int,
-    queue_ms: int,
-    speed_mflops: int,
-    bandwidth_kbps: int,
-    is_resident: bool,
+    terms: TaskTerms, reference: Reference, node: Reference | SnapshotEntry, *, is_resident: bool
 ) -> int:
     """Return when a node would finish a task, in ms after its inputs exist elsewhere.
 
     Queueing and loading overlap with the tasks before it (``ready_ms``, the critical path up to
     this task). An unmeasured figure counts as the reference's, and as 0 when that is missing, too.
     """
-    speed = speed_mflops or reference.speed_mflops
-    bandwidth = bandwidth_kbps or reference.bandwidth_kbps
+    speed = node.speed_mflops or reference.speed_mflops
+    bandwidth = node.bandwidth_kbps or reference.bandwidth_kbps
     compute_ms = terms.flops // (speed * 1000) if speed else 0
     transfer_ms = terms.input_bytes // bandwidth if bandwidth else 0
     load_ms = terms.weights_bytes // bandwidth if bandwidth and not is_resident else 0
-    waiting_ms = max(0, queue_ms + load_ms - terms.ready_ms)
-    return min(MAX_ETA_MS, 1 + rtt_ms + waiting_ms + transfer_ms + compute_ms)
+    waiting_ms = max(0, node.queue_ms + load_ms - terms.ready_ms)
+    return min(MAX_ETA_MS, 1 + node.rtt_ms + waiting_ms + transfer_ms + compute_ms)
 
 
 def compute_reference_ms(terms: TaskTerms, reference: Reference) -> int:
     """Return the reference node's ETA, to which the speed of others is relative."""
-    return compute_eta_ms(
-        terms,
-        reference,
-        rtt_ms=reference.rtt_ms,
-        queue_ms=reference.queue_ms,
-        speed_mflops=reference.speed_mflops,
-        bandwidth_kbps=reference.bandwidth_kbps,
-        is_resident=True,
-    )
+    return compute_eta_ms(terms, reference, reference, is_resident=True)
 
 
 def compute_fairness_milli(credit_milli: int) -> int:
@@ -114,15 +99,8 @@ def compute_fairness_milli(credit_milli: int) -> int:
 
 def compute_weight(entry: SnapshotEntry, terms: TaskTerms, reference: Reference) -> int:
     """Return a node's weight for a task, in thousandths."""
-    eta_ms = compute_eta_ms(
-        terms,
-        reference,
-        rtt_ms=entry.rtt_ms,
-        queue_ms=entry.queue_ms,
-        speed_mflops=entry.speed_mflops,
-        bandwidth_kbps=entry.bandwidth_kbps,
-        is_resident=terms.task_id in entry.resident,
-    )
+    is_resident = terms.task_id in entry.resident
+    eta_ms = compute_eta_ms(terms, reference, entry, is_resident=is_resident)
     low, high = SPEED_MILLI
     speed = max(low, min(high, compute_reference_ms(terms, reference) * 1000 // eta_ms))
     stake = min(entry.stake_micro_usdc // STAKE_UNIT, MAX_STAKE_MILLI)

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from splitup.core import limits, tuning
-from splitup.core.errors import BadSignature, PeerFault
+from splitup.core.errors import PeerFault
 from splitup.crypto import quorum
 from splitup.messages.completions import ExecutorCommitment
 from splitup.protocol.committee.commands import Command, Gossip, Log, SubmitCommitments
@@ -56,17 +56,14 @@ class CommitmentAgreement:
         ``token`` is the signed message. Raises PeerFault, BadSignature if the one is not the node's
         own, or too large to be passed on, or the other not the client's.
         """
-        plan = state.require_certificate().plan
+        state.require_certificate()
         if len(token) > limits.MAX_COMMITMENT_BYTES:
             raise PeerFault(
                 f"a commitment of {commitment.node} is larger than {limits.MAX_COMMITMENT_BYTES} "
                 "bytes",
                 peer=commitment.node,
             )
-        if plan.node_of(commitment.node).signing_key != signing_key:
-            raise BadSignature(
-                f"a commitment of {commitment.node} is signed by another key", peer=commitment.node
-            )
+        state.check_node(commitment, signing_key)
         state.add_commitment(commitment, token)
 
     def process_vote(self, state: SettlementState, sender: str, vote: CommitmentsVote) -> None:

@@ -7,7 +7,7 @@ from splitup.core.codec import compute_digest
 from splitup.messages.verification import Draw
 from splitup.protocol.committee.certificates import check_draw
 from splitup.protocol.committee.commands import Command, Fault, Gossip, Log
-from splitup.protocol.committee.context import MemberContext, SigningGuard
+from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.committee.peer_messages import DrawMessage, DrawPartial
 from splitup.protocol.settlement import settlement_transitions as transitions
 from splitup.protocol.settlement.settlement_state import (
@@ -20,9 +20,8 @@ from splitup.protocol.settlement.settlement_state import (
 class DrawAgreement:
     """One member's part in making draws."""
 
-    def __init__(self, context: MemberContext, signing_guard: SigningGuard) -> None:
+    def __init__(self, context: MemberContext) -> None:
         self._context = context
-        self._signing_guard = signing_guard
 
     def process_partial(
         self, state: SettlementState, sender: str, message: DrawPartial, now: float
@@ -59,7 +58,7 @@ class DrawAgreement:
             basis = state.find_basis()
             if basis is None:
                 return []
-            transitions.move(state, transitions.CommitmentsCompleted(basis))
+            transitions.complete_commitments(state, basis)
             commands += self._sign(state)
         if not isinstance(state.phase, Drawing) or self._context.group is None:
             return commands
@@ -89,7 +88,7 @@ class DrawAgreement:
         drawing, execution_id = state.phase, state.request.execution_id
         assert isinstance(drawing, Drawing)
         digest = compute_digest(drawing.collector.alpha)
-        claim = self._signing_guard.claim(
+        claim = self._context.signing_guard.claim(
             f"draw/{execution_id}", digest, self._context.get_end_s(state.request)
         )
         if claim is None:
@@ -99,4 +98,4 @@ class DrawAgreement:
 
     def _finish(self, state: SettlementState, draw: Draw, now: float) -> None:
         place = self._context.get_place(draw.seed, now)
-        transitions.move(state, transitions.DrawMade(draw, place, now))
+        transitions.take_draw(state, draw, place, now)

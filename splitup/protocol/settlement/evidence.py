@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from splitup.core.codec import compute_digest, encode_canonical
 from splitup.messages.verification import Draw, Evidence, TaskVerdict
@@ -11,36 +12,12 @@ from splitup.protocol.settlement.proof_of_sampling import Verdict
 
 def compute_evidence_root(evidence: Evidence) -> str:
     """Return what the chain keeps of the evidence: commitments, randomness, verdicts."""
-    value = {
-        "draw": evidence.draw.signature,
-        "verdicts": [
-            {
-                "close": verdict.close,
-                "liars": list(verdict.liars),
-                "outcome": verdict.outcome,
-                "silent": list(verdict.silent),
-                "task": verdict.task,
-                "validators": list(verdict.validators),
-            }
-            for verdict in evidence.verdicts
-        ],
-    }
+    verdicts = [verdict.model_dump(mode="json") for verdict in evidence.verdicts]
+    value = {"draw": evidence.draw.signature, "verdicts": verdicts}
     return "0x" + compute_digest(b"splitup/evidence/v3\0" + encode_canonical(value))
 
 
 def make_evidence(draw: Draw, verdicts: Sequence[Verdict]) -> Evidence:
     """Return draw and verdicts as members show them to anybody."""
-    return Evidence(
-        draw=draw,
-        verdicts=tuple(
-            TaskVerdict(
-                task=verdict.task,
-                outcome=verdict.outcome.value,
-                validators=verdict.validators,
-                liars=verdict.liars,
-                silent=verdict.silent,
-                close=verdict.close,
-            )
-            for verdict in verdicts
-        ),
-    )
+    fields = (asdict(verdict) | {"outcome": verdict.outcome.value} for verdict in verdicts)
+    return Evidence(draw=draw, verdicts=tuple(TaskVerdict(**one) for one in fields))

@@ -14,7 +14,7 @@ from splitup.core.errors import PeerFault
 from splitup.crypto import quorum
 from splitup.messages.verification import Evidence
 from splitup.protocol.committee.commands import Command, Gossip, Log, SubmitSettlement
-from splitup.protocol.committee.context import MemberContext, SigningGuard
+from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.committee.peer_messages import SettlementSignature
 from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from splitup.protocol.planning.exposure import Economics
@@ -44,17 +44,14 @@ class _Result(NamedTuple):
 class Proposals:
     """One member's part in agreeing on settlements."""
 
-    def __init__(
-        self, context: MemberContext, signing_guard: SigningGuard, economics: Economics
-    ) -> None:
+    def __init__(self, context: MemberContext, economics: Economics) -> None:
         self._context = context
-        self._signing_guard = signing_guard
         self._economics = economics
 
     def advance(self, state: SettlementState, now: float) -> list[Command]:
         """Sign others' proposals that equal our own settlement; propose when it is our turn."""
         if isinstance(state.phase, Verifying) and state.phase.verification.is_complete():
-            transitions.move(state, transitions.EvidenceCompleted(now))
+            transitions.complete_evidence(state, now)
         phase = state.phase
         if not isinstance(phase, Proposing) or (now < phase.propose_at and not state.proposals):
             return []
@@ -122,7 +119,7 @@ class Proposals:
         The evidence for what was signed is kept, and no more: a liar may propose without end.
         """
         execution_id, settlement_hash = state.request.execution_id, result.settlement_hash
-        commands = self._signing_guard.claim(
+        commands = self._context.signing_guard.claim(
             f"settlement/{execution_id}/{proposer}/{round_}",
             settlement_hash,
             self._context.get_end_s(state.request),

@@ -15,7 +15,7 @@ from itertools import islice, zip_longest
 from typing import Protocol, TypeVar, assert_never
 
 from splitup.core import limits, tuning
-from splitup.core.errors import BadSignature, PeerFault, Unavailable
+from splitup.core.errors import PeerFault, Unavailable
 from splitup.messages import api
 from splitup.messages.base import Message
 from splitup.messages.completions import (
@@ -33,8 +33,8 @@ from splitup.messages.verification import (
     VerificationResult,
 )
 from splitup.protocol.committee.commands import Command, Fault, Gossip
-from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
-from splitup.protocol.committee.events import ExecutionCommitted
+from splitup.protocol.committee.context import MemberContext
+from splitup.protocol.committee.events import ExecutionCommitted, NodeReport
 from splitup.protocol.committee.peer_messages import (
     Attested,
     CommitmentsReply,
@@ -81,20 +81,17 @@ class SettlementAgreement:
     def __init__(
         self,
         context: MemberContext,
-        signing_guard: SigningGuard,
-        content_store: ContentStore,
         economics: Economics,
         read_token: TokenReader,
         get_answer_s: Callable[[], float],  # how long members wait for nodes that were replaced
     ) -> None:
         self._context = context
-        self._content_store = content_store
         self._economics = economics
         self._read_token = read_token
         self._commitments = CommitmentAgreement(context, get_answer_s)
-        self._draws = DrawAgreement(context, signing_guard)
+        self._draws = DrawAgreement(context)
         self._verification_rounds = VerificationRounds(context)
-        self._proposals = Proposals(context, signing_guard, economics)
+        self._proposals = Proposals(context, economics)
         self._states: dict[str, SettlementState] = {}
         # executions whose requests a reorganisation removed, with what nodes sent about them
         self._reverted: OrderedDict[str, SettlementState] = OrderedDict()
@@ -145,7 +142,7 @@ class SettlementAgreement:
         state = self._states.get(certificate.plan.request.execution_id)
         if state is None or not isinstance(state.phase, Requested):
             return []
-        transitions.move(state, transitions.PlanCertified(certificate))
+        transitions.certify_plan(state, certificate)
         self._restore_reverted(state, certificate)
         return self._advance(state, now)
 
@@ -176,7 +173,7 @@ class SettlementAgreement:
         state = self._states.get(event.execution_id)
         if state is not None and state.chain.agreed == event:
             state.chain.unbind()
-            transitions.move(state, transitions.CommitmentsReverted())
+            transitions.revert_commitments(state)
 
     def process_end(self, execution_id: str, evidence_root: str = "") -> None:
         """Drop an execution that is settled, refunded or expired; what we signed stays recorded.
@@ -204,59 +201,37 @@ class SettlementAgreement:
 
     # ---- nodes ------------------------------------------------------------------------------
 
-    def process_completion(
-        self, completion: Completion, signing_key: str, now: float
+    def process_report(
+        self, report: NodeReport, signing_key: str, token: str, now: float
     ) -> list[Command]:
-        """Check what a node reveals, or keep it until the draw; raise PeerFault if it differs."""
-        state = self._find_state(completion.execution_id)
-        if state is None:
-            return []
-        node, plan = completion.node, state.require_certificate().plan
-        if plan.node_of(node).signing_key != signing_key:
-            raise BadSignature(f"a completion of {node} is signed by another key", peer=node)
-        verification = state.verification
-        if verification is None:
-            basis = state.find_basis()
-            if basis is not None and node in state.chain.bound:
-                check_committed(completion, state.chain.bound[node], basis.steps)
-            state.early.completions[node] = completion
-        elif node in verification.completions:
-            return []
-        else:
-            _take_completion(state, verification, completion)
-        return self._take_steps_later(state, now)
+        """Take what a node says; raise PeerFault, BadSignature if it is false or not its own.
 
-    def process_commitment(
-        self, commitment: ExecutorCommitment, signing_key: str, token: str, now: float
-    ) -> list[Command]:
-        """Keep a node's commitment; raise PeerFault if it is not the node's own."""
-        state = self._find_state(commitment.execution_id)
+        A completion is kept until the draw. Of a validator the first commitment counts.
+        """
+        state = self._find_state(report.execution_id)
         if state is None:
             return []
-        self._commitments.process_commitment(state, commitment, signing_key, token)
-        return self._advance(state, now)
-
-    def process_takeovers(self, message: Takeovers, signing_key: str, now: float) -> list[Command]:
-        """Keep the takeovers that made a node an executor; raise PeerFault for false ones."""
-        state = self._find_state(message.execution_id)
-        if state is None:
-            return []
-        plan, node = state.require_certificate().plan, message.node
-        if plan.node_of(node).signing_key != signing_key:
-            raise BadSignature(f"takeovers of {node} are signed by another key", peer=node)
-        state.add_takeovers(message.takeovers)
-        state.add_answer_of_replaced(message)
-        return self._advance(state, now)
-
-    def process_validator_commitment(
-        self, validator_commitment: ValidatorCommitment, signing_key: str, now: float
-    ) -> list[Command]:
-        """Keep a validator's first commitment; raise PeerFault if it is not its own."""
-        state = self._find_state(validator_commitment.execution_id)
-        if state is None:
-            return []
-        state.check_validator(validator_commitment, signing_key)
-        state.add_validator_commitment(validator_commitment)
+        match report:
+            case ExecutorCommitment():
+                self._commitments.process_commitment(state, report, signing_key, token)
+                return self._advance(state, now)
+            case Takeovers():
+                state.check_node(report, signing_key)
+                state.add_takeovers(report.takeovers)
+                state.add_answer_of_replaced(report)
+                return self._advance(state, now)
+            case Completion():
+                state.check_node(report, signing_key)
+                if not _keep_completion(state, report):
+                    return []
+            case ValidatorCommitment():
+                state.check_validator(report, signing_key)
+                state.add_validator_commitment(report)
+            case VerificationResult():
+                state.check_validator(report, signing_key)
+                state.add_answer(ValidatorAnswer(report, token))
+            case _ as never:
+                assert_never(never)
         return self._take_steps_later(state, now)
 
     def process_rulings(
@@ -270,22 +245,11 @@ class SettlementAgreement:
             self._verification_rounds.process_rulings(state.verification, rulings, now)
         return self._take_steps_later(state, now)
 
-    def process_result(
-        self, result: VerificationResult, signing_key: str, token: str, now: float
-    ) -> list[Command]:
-        """Keep a validator's answer about a task; raise PeerFault if it is not its own."""
-        state = self._find_state(result.execution_id)
-        if state is None:
-            return []
-        state.check_validator(result, signing_key)
-        state.add_answer(ValidatorAnswer(result, token))
-        return self._take_steps_later(state, now)
-
     # ---- members ----------------------------------------------------------------------------
 
     def process_gossip(self, sender: str, message: SettlementMessage, now: float) -> list[Command]:
         """Take another member's message; raise PeerFault, BadSignature when it is wrong."""
-        state = self._states.get(_get_execution(message))
+        state = self._states.get(message.execution_id)
         if state is None:
             return []
         match message:
@@ -475,12 +439,12 @@ class SettlementAgreement:
     ) -> list[Command] | None:
         """Return what fetches the plan's snapshot and manifest, or None when both are here."""
         root, model_id = state.request.snapshot_root, state.request.model_id
-        phase.snapshot = phase.snapshot or self._content_store.find_snapshot(root)
-        phase.manifest = phase.manifest or self._content_store.find_manifest(model_id)
+        phase.snapshot = phase.snapshot or self._context.contents.find_snapshot(root)
+        phase.manifest = phase.manifest or self._context.contents.find_manifest(model_id)
         if phase.snapshot is None or phase.manifest is None:
-            return self._content_store.ask(model_id, root, now)
+            return self._context.contents.ask(model_id, root, now)
         context = PlanContext(phase.certificate, phase.snapshot, phase.manifest)
-        transitions.move(state, transitions.ContentsFetched(context))
+        transitions.add_contents(state, context)
         return None
 
     def _restore_reverted(self, state: SettlementState, certificate: PlanCertificate) -> None:
@@ -511,6 +475,21 @@ class SettlementAgreement:
         return state
 
 
+def _keep_completion(state: SettlementState, completion: Completion) -> bool:
+    """Check what a node reveals, or keep it until the draw; return whether it is new."""
+    node, verification = completion.node, state.verification
+    if verification is None:
+        basis = state.find_basis()
+        if basis is not None and node in state.chain.bound:
+            check_committed(completion, state.chain.bound[node], basis.steps)
+        state.early.completions[node] = completion
+        return True
+    if node in verification.completions:
+        return False
+    _take_completion(state, verification, completion)
+    return True
+
+
 def _check_early_completions(state: SettlementState, verification: Verification) -> list[Command]:
     """Check the completions that came before the draw; blame the nodes of false ones."""
     commands: list[Command] = []
@@ -539,23 +518,3 @@ def _take_completion(
         context = verification.context
         check_revealed(completion, context.certificate, context.manifest, basis, root)
         verification.completions[node] = completion
-
-
-def _get_execution(message: SettlementMessage) -> str:
-    match message:
-        case DrawMessage():
-            return message.draw.execution_id
-        case Attested():
-            return message.attestation.attestation.execution_id
-        case (
-            CommitmentsVote()
-            | CommitmentsRequest()
-            | CommitmentsReply()
-            | CommitmentsShared()
-            | DrawPartial()
-            | SettlementProposal()
-            | SettlementSignature()
-        ):
-            return message.execution_id
-        case _ as never:
-            assert_never(never)

@@ -1,7 +1,7 @@
 """One execution between request and settlement, as one member sees it: its phase and its evidence.
 
 A phase is a record of its own that holds what exists only in that phase. ``settlement_transitions``
-holds the table of all changes of phase.
+holds all changes of phase.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from splitup.core import limits, tuning
-from splitup.core.errors import PeerFault, Unavailable
+from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.graph.manifest import Manifest
 from splitup.messages.base import ZERO_BYTES32
@@ -187,6 +187,15 @@ class SettlementState:
                 f"execution {self.request.execution_id} is not planned here yet; try again"
             )
         return certificate
+
+    def check_node(
+        self, report: ExecutorCommitment | Takeovers | Completion, signing_key: str
+    ) -> None:
+        """Raise PeerFault, BadSignature unless a node of the plan signed what it says."""
+        if self.require_certificate().plan.node_of(report.node).signing_key != signing_key:
+            raise BadSignature(
+                f"what {report.node} says is signed by another key", peer=report.node
+            )
 
     def check_validator(
         self, result: VerificationResult | ValidatorCommitment, signing_key: str

@@ -1,20 +1,20 @@
-"""How a settlement goes from phase to phase: one table, phase × event → next phase and function.
+"""How a settlement goes from phase to phase: one function for each event, and no other way.
 
-    Requested → Planned → Committing → Drawing → Verifying → Proposing
+    certify_plan           Requested → Planned
+    add_contents           Planned → Committing
+    complete_commitments   Committing → Drawing
+    take_draw              Committing, Drawing → Verifying; another member may have made the draw
+    complete_evidence      Verifying → Proposing
+    revert_commitments     Drawing, Verifying, Proposing → Committing; the others stay: a
+                           reorganisation removed commitments from the chain
 
-A draw that another member made leads from Committing straight to Verifying. A reorganisation that
-removes commitments from the chain leads back to Committing.
-
-The request itself may be reverted, or the execution may end, in every phase: then the whole state
-is dropped (``settlement_agreement``).
+In any other phase they raise RuntimeError and change nothing. In every phase the request itself may
+be reverted, or the execution end: then the whole state is dropped (``settlement_agreement``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
 
 from splitup.core import limits, tuning
 from splitup.messages.plans import PlanCertificate
@@ -28,7 +28,6 @@ from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks, is_
 from splitup.protocol.settlement.settlement_state import (
     Committing,
     Drawing,
-    Phase,
     Planned,
     Proposing,
     Requested,
@@ -38,94 +37,46 @@ from splitup.protocol.settlement.settlement_state import (
 from splitup.protocol.settlement.task_checks import TaskCheck
 from splitup.protocol.settlement.verification_state import PlanContext, Verification
 
-# ---- events ------------------------------------------------------------------------------------
+
+def certify_plan(state: SettlementState, certificate: PlanCertificate) -> None:
+    """Take a plan that 2f+1 members signed."""
+    if not isinstance(state.phase, Requested):
+        raise _refuse(state, "a plan")
+    state.phase = Planned(certificate)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanCertified:
-    """2f+1 members signed the plan."""
-
-    certificate: PlanCertificate
-
-
-@dataclass(frozen=True, slots=True)
-class ContentsFetched:
-    """The snapshot and the manifest that the plan names are here."""
-
-    context: PlanContext
+def add_contents(state: SettlementState, context: PlanContext) -> None:
+    """Take the snapshot and the manifest that the plan names."""
+    if not isinstance(state.phase, Planned):
+        raise _refuse(state, "contents")
+    state.phase = Committing(context)
 
 
-@dataclass(frozen=True, slots=True)
-class CommitmentsCompleted:
-    """Commitments on chain cover every task."""
-
-    basis: DrawBasis
-
-
-@dataclass(frozen=True, slots=True)
-class DrawMade:
-    """The draw was combined here, or another member sent it. ``place``: our rank as proposer."""
-
-    draw: Draw
-    place: int
-    now: float
-
-
-@dataclass(frozen=True, slots=True)
-class EvidenceCompleted:
-    """Every drawn task has a verdict, and every executor revealed or is attested as silent."""
-
-    now: float
-
-
-@dataclass(frozen=True, slots=True)
-class CommitmentsReverted:
-    """A reorganisation removed commitments that the draw rests on, or would rest on."""
-
-
-PhaseEvent = (
-    PlanCertified
-    | ContentsFetched
-    | CommitmentsCompleted
-    | DrawMade
-    | EvidenceCompleted
-    | CommitmentsReverted
-)
-
-# ---- functions of the table --------------------------------------------------------------------
-
-
-def _start_planned(state: SettlementState, phase: Requested, event: PlanCertified) -> Planned:
-    return Planned(event.certificate)
-
-
-def _start_committing(state: SettlementState, phase: Planned, event: ContentsFetched) -> Committing:
-    return Committing(event.context)
-
-
-def _start_drawing(
-    state: SettlementState, phase: Committing, event: CommitmentsCompleted
-) -> Drawing:
-    """Start to collect shares, with those that other members sent before."""
-    alpha = draw_alpha(state.request.execution_id, *event.basis)
-    collector = ThresholdSignatureCollector(alpha)
+def complete_commitments(state: SettlementState, basis: DrawBasis) -> None:
+    """Start to collect shares of the draw, with those that other members sent before."""
+    if not isinstance(state.phase, Committing):
+        raise _refuse(state, "commitments")
+    collector = ThresholdSignatureCollector(draw_alpha(state.request.execution_id, *basis))
     for index, partial in state.early.draw_partials.items():
         collector.add(index, partial)
-    return Drawing(phase.context, event.basis, collector)
+    state.phase = Drawing(state.phase.context, basis, collector)
 
 
-def _start_verifying(
-    state: SettlementState, phase: Committing | Drawing, event: DrawMade
-) -> Verifying:
-    """Open a check per drawn task, with what validators sent before the draw was known."""
-    context, draw = phase.context, event.draw
+def take_draw(state: SettlementState, draw: Draw, place: int, now: float) -> None:
+    """Open a check per drawn task, with what validators sent before the draw was known.
+
+    ``place`` is our rank as proposer.
+    """
+    if not isinstance(state.phase, Committing | Drawing):
+        raise _refuse(state, "a draw")
+    context = state.phase.context
     executors = draw.executors or context.plan.executors()
     verification = Verification(
         context,
         draw,
         executors,
-        event.place,
-        late_from=event.now + tuning.GOSSIP_RETRY_S / 2,
+        place,
+        late_from=now + tuning.GOSSIP_RETRY_S / 2,
         attestations=state.attestations,
         checks=_make_checks(context, draw, executors, state.economics),
     )
@@ -135,7 +86,7 @@ def _start_verifying(
         verification.add_answer(answer)
     state.early.validator_commitments.clear()
     state.early.answers.clear()
-    return Verifying(verification)
+    state.phase = Verifying(verification)
 
 
 def _make_checks(
@@ -158,76 +109,36 @@ def _make_checks(
     return checks
 
 
-def _start_proposing(
-    state: SettlementState, phase: Verifying, event: EvidenceCompleted
-) -> Proposing:
-    """Propose in the order that the draw gives the members."""
-    verification = phase.verification
-    propose_at = event.now + verification.place * tuning.SETTLEMENT_STAGE_S
-    return Proposing(verification, propose_at, verification.fork())
+def complete_evidence(state: SettlementState, now: float) -> None:
+    """Propose in the order that the draw gives the members.
+
+    Every drawn task has a verdict, and every executor revealed or is attested as silent.
+    """
+    if not isinstance(state.phase, Verifying):
+        raise _refuse(state, "evidence")
+    verification = state.phase.verification
+    propose_at = now + verification.place * tuning.SETTLEMENT_STAGE_S
+    state.phase = Proposing(verification, propose_at, verification.fork())
 
 
-def _stay(
-    state: SettlementState,
-    phase: Requested | Planned | Committing,
-    event: CommitmentsReverted,
-) -> Phase:
-    """Drop the attestations and proposals that came before the draw: they are about another one."""
-    _drop_statements(state)
-    return phase
+def revert_commitments(state: SettlementState) -> None:
+    """Drop a draw over commitments that the chain no longer holds, and all that is said about it.
 
-
-def _stop_drawing(state: SettlementState, phase: Drawing, event: CommitmentsReverted) -> Committing:
-    _drop_statements(state)
-    return Committing(phase.context)
-
-
-def _take_back_draw(
-    state: SettlementState, phase: Verifying | Proposing, event: CommitmentsReverted
-) -> Committing:
-    """Drop the draw and what rests on it; completions are checked again against the next one."""
-    state.early.completions |= phase.verification.completions
-    _drop_statements(state)
-    return Committing(phase.verification.context)
-
-
-def _drop_statements(state: SettlementState) -> None:
+    Completions are checked again against the next one.
+    """
+    phase = state.phase
+    if isinstance(phase, Drawing):
+        state.phase = Committing(phase.context)
+    elif isinstance(phase, Verifying | Proposing):
+        state.early.completions |= phase.verification.completions
+        state.phase = Committing(phase.verification.context)
     state.attestations = state.attestations.renew()
     state.proposals.clear()
     state.collected.submit_at = math.inf
 
 
-# ---- the table ---------------------------------------------------------------------------------
-
-# Each function takes exactly the phase and the event of its key.
-_Transition = tuple[type[Phase], Callable[[SettlementState, Any, Any], Phase]]
-
-TRANSITIONS: Final[dict[tuple[type[Phase], type[PhaseEvent]], _Transition]] = {
-    (Requested, PlanCertified): (Planned, _start_planned),
-    (Planned, ContentsFetched): (Committing, _start_committing),
-    (Committing, CommitmentsCompleted): (Drawing, _start_drawing),
-    (Committing, DrawMade): (Verifying, _start_verifying),
-    (Drawing, DrawMade): (Verifying, _start_verifying),
-    (Verifying, EvidenceCompleted): (Proposing, _start_proposing),
-    # a reorganisation of the chain
-    (Requested, CommitmentsReverted): (Requested, _stay),
-    (Planned, CommitmentsReverted): (Planned, _stay),
-    (Committing, CommitmentsReverted): (Committing, _stay),
-    (Drawing, CommitmentsReverted): (Committing, _stop_drawing),
-    (Verifying, CommitmentsReverted): (Committing, _take_back_draw),
-    (Proposing, CommitmentsReverted): (Committing, _take_back_draw),
-}
-
-
-def move(state: SettlementState, event: PhaseEvent) -> None:
-    """Change the phase of a settlement; RuntimeError when the table has no such transition."""
-    phase = state.phase
-    transition = TRANSITIONS.get((type(phase), type(event)))
-    if transition is None:
-        raise RuntimeError(
-            f"settlement of {state.request.execution_id}: no transition from "
-            f"{type(phase).__name__} on {type(event).__name__}"
-        )
-    target, change = transition
-    state.phase = change(state, phase, event)
-    assert isinstance(state.phase, target)
+def _refuse(state: SettlementState, event: str) -> RuntimeError:
+    phase = type(state.phase).__name__
+    return RuntimeError(
+        f"settlement of {state.request.execution_id}: no transition from {phase} on {event}"
+    )

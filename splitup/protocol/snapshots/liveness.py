@@ -11,12 +11,12 @@ from typing import Any
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault
 from splitup.graph.manifest import Manifest
+from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.determinism import describe_unknown
 from splitup.messages.plans import Plan
 from splitup.messages.snapshots import UNRULED, Heartbeat, NodeView
-from splitup.protocol.committee.activity import Activity
+from splitup.protocol.committee.context import Activity
 from splitup.protocol.committee.events import NodeRecord
-from splitup.protocol.snapshots.recent_blocks import RecentBlocks
 
 
 @dataclass(slots=True)
@@ -28,6 +28,41 @@ class _Node:
     probed: bool = False
     view: NodeView | None = None  # computed from ``basis``
     basis: tuple[Any, ...] = ()
+
+
+class RecentBlocks:
+    """The blocks that a member recently saw as the chain's head; a heartbeat names one of them.
+
+    These are the head, and those before it for ``memory_s`` after they were replaced.
+
+    Nobody knows a block's hash before the block exists, and it exists on one chain only. A
+    signature over it is therefore recent and meant for this chain. Every member decides by the
+    heads that it saw itself, so members need not agree about the head. The current head counts
+    however old it is. A block that a reorganisation removed counts like any other replaced head.
+    """
+
+    def __init__(self) -> None:
+        self.head = ZERO_BYTES32
+        self.memory_s = limits.HEAD_MEMORY_S
+        self._replaced: dict[str, float] = {}  # hash -> when it was replaced, in order
+
+    def process_head(self, block_hash: str, now: float) -> None:
+        """Record the chain's head (bytes32 in hex)."""
+        if block_hash == self.head:
+            return
+        if self.head != ZERO_BYTES32:
+            self._replaced[self.head] = now
+        self._replaced.pop(block_hash, None)  # a reorganisation may return to it
+        self.head = block_hash
+        while len(self._replaced) > tuning.MAX_HEADS:
+            del self._replaced[next(iter(self._replaced))]
+
+    def is_recent(self, block_hash: str, now: float) -> bool:
+        """Return whether a block is the head, or was until ``memory_s`` ago."""
+        if block_hash == self.head:
+            return block_hash != ZERO_BYTES32
+        replaced_at = self._replaced.get(block_hash)
+        return replaced_at is not None and now - replaced_at <= self.memory_s
 
 
 def quantise(figure: int) -> int:

@@ -19,7 +19,7 @@ from splitup.core.errors import PeerFault
 from splitup.crypto.quorum import pack_signatures
 from splitup.messages.snapshots import NodeView, Snapshot
 from splitup.protocol.committee.commands import Command, FetchSnapshot, Gossip, Log, SubmitSnapshot
-from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
+from splitup.protocol.committee.context import MemberContext
 from splitup.protocol.committee.equivocation import EquivocationDetector, compute_vote_hash
 from splitup.protocol.committee.observations import (
     ObservationShare,
@@ -72,19 +72,11 @@ def find_epoch(slots: Sequence[str], configuration: int) -> int:
 class SnapshotAgreement:
     """One member's part in the snapshot layer."""
 
-    def __init__(
-        self,
-        context: MemberContext,
-        signing_guard: SigningGuard,
-        content_store: ContentStore,
-        detector: EquivocationDetector,
-    ) -> None:
+    def __init__(self, context: MemberContext, detector: EquivocationDetector) -> None:
         self._context = context
-        self._signing_guard = signing_guard
-        self._content_store = content_store
         self._detector = detector
         self._pacemaker = Pacemaker(
-            context, find_epoch(signing_guard.slots(), context.view.configuration)
+            context, find_epoch(context.signing_guard.slots(), context.view.configuration)
         )
         self.nodes = NodeLiveness(context.can_recompute, context.activity)
         self._accepted: list[tuple[int, int, str]] = []  # (configuration, sequence, root)
@@ -152,7 +144,7 @@ class SnapshotAgreement:
         commands = self._forget_passed(sequence)
         if self._led >= limits.EPOCH_SNAPSHOTS:
             commands += self._follow(self._pacemaker.timeout_vote(now, planned=True))
-        if sequence and self._content_store.find_snapshot(root) is None:
+        if sequence and self._context.contents.find_snapshot(root) is None:
             commands.append(FetchSnapshot(root))
         return commands
 
@@ -409,10 +401,10 @@ class SnapshotAgreement:
         """Persist, sign and send our vote; nothing when another root was signed for this slot."""
         root = snapshot.root()
         place = (snapshot.configuration, snapshot.sequence, snapshot.epoch)
-        commands = self._signing_guard.claim("snapshot/{}/{}/{}".format(*place), root)
+        commands = self._context.signing_guard.claim("snapshot/{}/{}/{}".format(*place), root)
         if commands is None:
             return []
-        commands += self._content_store.add_snapshot(snapshot)
+        commands += self._context.contents.add_snapshot(snapshot)
         unsigned = SnapshotVote(
             configuration=snapshot.configuration,
             sequence=snapshot.sequence,
@@ -468,15 +460,17 @@ class SnapshotAgreement:
     def _forget_passed(self, sequence: int) -> list[Command]:
         """Drop our signing slots of sequence numbers that no reorganisation can bring back."""
         commands: list[Command] = []
-        for slot in self._signing_guard.slots():
+        for slot in self._context.signing_guard.slots():
             parts = slot.split("/")
             if parts[0] == "snapshot" and int(parts[2]) <= sequence - tuning.REORG_BLOCKS:
-                commands += self._signing_guard.forget(slot)
+                commands += self._context.signing_guard.forget(slot)
         return commands
 
     def find_current(self) -> Snapshot | None:
         """Return the content of the chain's latest snapshot, when we have it."""
-        return self._content_store.find_snapshot(self._accepted[-1][2]) if self._accepted else None
+        return (
+            self._context.contents.find_snapshot(self._accepted[-1][2]) if self._accepted else None
+        )
 
     def _needs_previous(self) -> bool:
         """Return whether the next snapshot builds on the latest one: not across committees."""
@@ -484,7 +478,7 @@ class SnapshotAgreement:
         return sequence > 0 and configuration == self._context.view.configuration
 
     def _ask_current(self, now: float) -> list[Command]:
-        return self._content_store.ask_snapshot(self._accepted[-1][2], now)
+        return self._context.contents.ask_snapshot(self._accepted[-1][2], now)
 
     def _grant_age(self, now: float) -> float:
         """Return the time at which to judge whether a leader's snapshot is due for its age.

@@ -23,7 +23,7 @@ from splitup.messages.completions import SignedTakeover, Takeover
 from splitup.messages.snapshots import Heartbeat
 from splitup.net.http import SignedClient, make_app, read_message, serve_app
 from splitup.protocol.committee.certificates import CommitteeView
-from splitup.protocol.snapshots.recent_blocks import RecentBlocks
+from splitup.protocol.snapshots.liveness import RecentBlocks
 from tests.builders import HANG_S
 from tests.protocol.committees import COMMITTEE, make_committee, make_identity
 

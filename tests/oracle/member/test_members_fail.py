@@ -13,14 +13,13 @@ import pytest_asyncio
 
 from splitup.chain.abi import load_abi
 from splitup.chain.committee_reader import Committees, fetch_committee
-from splitup.chain.market import exposures_to_abi
 from splitup.chain.rpc import Rpc
 from splitup.client.market.plan_requests import Wanted
 from splitup.client.market.signed_request import make_request
 from splitup.core import limits, tuning
 from splitup.core.errors import Refused, Unavailable
 from splitup.crypto.keys import Identity, generate_identity
-from splitup.crypto.quorum import compute_execution_id, unpack_word
+from splitup.crypto.quorum import compute_execution_id, pack_words, unpack_word
 from splitup.devnet.anvil import derive_key
 from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
@@ -129,7 +128,7 @@ async def test_s19_an_executor_without_free_stake_keeps_nobody_elses_pay(network
     filler = plan.executors()[0]
     entry = await network.client.call("nodes", "nodeOf", filler)
     free = entry["stake"] - entry["locked"] - limits.VALIDATION_RESERVE_MICRO_USDC
-    words = exposures_to_abi(((filler, free),))
+    words = pack_words(((filler, free),))
     await act_as_market(network, "lock", words, True)
     gate.set()
     events = await network.wait_until(lambda: network.find_settlement(execution_id), 3 * HANG_S)

@@ -108,7 +108,7 @@ class Holder:
             order="" if claims.order is None else make_order(claims.order),
             end=claims.acknowledged,
         )
-        self.world.tell_members(self.node, told, lambda m: ev.TakeoversReceived(m, key))
+        self.world.tell_members(self.node, told, lambda m: ev.ReportReceived(m, key))
 
     def take_interim(self, signed: SignedEnd) -> None:
         try:
@@ -386,7 +386,7 @@ class GiveAway:
     def _beat(self, holder: Holder) -> None:
         """Hear from the members, in their answers to a heartbeat, by whom a node was replaced."""
         for member in self.world.members.values():
-            for signed in member.list_replaced(holder.node):
+            for signed in member.settlements.list_replaced(holder.node):
                 holder.take_over(signed)
         if not holder.was_asked:
             self.world.after(limits.HEARTBEAT_PERIOD_S, partial(self._beat, holder))
@@ -395,7 +395,7 @@ class GiveAway:
         """Tell the members, who wait for the node then, and look whether they have agreed."""
         key = BY_ADDRESS[holder.node].signing_key_hex
         told = Takeovers(execution_id=self.run.id, node=holder.node, takeovers=(signed,))
-        self.world.tell_members(holder.node, told, lambda m: ev.TakeoversReceived(m, key))
+        self.world.tell_members(holder.node, told, lambda m: ev.ReportReceived(m, key))
 
     def _replay(self, holder: Holder, signed: SignedTakeover) -> None:
         """Compute a task again, out of the logs of its inputs."""

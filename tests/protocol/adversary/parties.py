@@ -51,7 +51,7 @@ from tests.protocol.adversary.tensors import (
 )
 from tests.protocol.adversary.world import CLIENT, STAKE_MICRO_USDC, World
 from tests.protocol.committees import CHAIN_ID
-from tests.protocol.simulator import MARKET
+from tests.protocol.simulated_chain import MARKET
 
 
 class Parties:

@@ -257,7 +257,7 @@ def _check_end(world: World) -> Iterator[str]:
     for account, member in world.members.items():
         if account in world.adversary.accounts:
             continue
-        if member.count_open() or len(member._settlements):
+        if len(member.plans) or len(member.settlements):
             yield "a member keeps an execution for ever"
         if world.is_measured and count_entries(member) > LARGEST:
             yield f"a member's memory holds {count_entries(member)} entries"
@@ -279,7 +279,7 @@ def count_entries(value: Any, depth: int = _DEPTH) -> int:
 
 def _find_evidence(world: World, execution_id: str) -> Evidence | None:
     for account, member in world.members.items():
-        evidence = member.find_evidence(execution_id)
+        evidence = member.settlements.find_evidence(execution_id)
         if evidence is not None and account not in world.adversary.accounts:
             return evidence
     return None

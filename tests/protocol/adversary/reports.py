@@ -71,7 +71,7 @@ class Reports:
         takeovers = completion.takeovers if shown is None else shown
         if takeovers:
             told = Takeovers(execution_id=run.id, node=node, takeovers=takeovers)
-            world.tell_members(node, told, lambda m: ev.TakeoversReceived(m, key), to)
+            world.tell_members(node, told, lambda m: ev.ReportReceived(m, key), to)
         commitment = ExecutorCommitment(
             execution_id=run.id,
             node=node,
@@ -98,7 +98,7 @@ class Reports:
 
     def _poll(self, run: Run) -> None:
         for member in self.world.members.values():
-            signed = member.find_attestation(run.id)
+            signed = member.settlements.find_attestation(run.id)
             if signed is not None and not run.attestations.knows(signed):
                 run.attestations.add(signed)
         left = []
@@ -120,7 +120,7 @@ class Reports:
     def _reveal(self, node: str, message: Message) -> None:
         key = BY_ADDRESS[node].signing_key_hex
         if isinstance(message, Completion):
-            self.world.tell_members(node, message, lambda m: ev.CompletionReceived(m, key))
+            self.world.tell_members(node, message, lambda m: ev.ReportReceived(m, key))
             return
         assert isinstance(message, VerificationResult)
         self.world.tell_members(node, message, lambda m: _sign_result(BY_ADDRESS[node], m))
@@ -187,7 +187,7 @@ class Reports:
             execution_id=run.id, task=made.task, validator=made.validator, root=made.root()
         )
         key = BY_ADDRESS[node].signing_key_hex
-        self.world.tell_members(node, commitment, lambda m: ev.ValidatorCommitmentReceived(m, key))
+        self.world.tell_members(node, commitment, lambda m: ev.ReportReceived(m, key))
         self._wait(run, node, made, commitment)
 
     def _replay(
@@ -289,12 +289,12 @@ def check_order(order: VerificationOrder, world: World, node: str) -> None:
     check_draw(draw, world.full_view, CHEAP)
 
 
-def _sign_commitment(identity: Identity, commitment: Message) -> ev.ExecutorCommitmentReceived:
+def _sign_commitment(identity: Identity, commitment: Message) -> ev.ReportReceived:
     assert isinstance(commitment, ExecutorCommitment)
     return make_commitment_event(identity, commitment)
 
 
-def _sign_result(identity: Identity, result: Message) -> ev.VerificationResultReceived:
+def _sign_result(identity: Identity, result: Message) -> ev.ReportReceived:
     assert isinstance(result, VerificationResult)
     token = sign_token(identity, api.VERIFICATION_RESULT, result)
-    return ev.VerificationResultReceived(result, identity.signing_key_hex, token)
+    return ev.ReportReceived(result, identity.signing_key_hex, token)

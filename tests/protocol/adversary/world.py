@@ -34,7 +34,8 @@ from tests.protocol.adversary.market import GRACE_S, MAX_DEADLINE_S, MIN_DEADLIN
 from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import make_committee, make_identity
 from tests.protocol.histories import compute_plan  # noqa: F401  shares plans among members
-from tests.protocol.simulator import MARKET, read_token
+from tests.protocol.simulated_chain import MARKET
+from tests.protocol.simulator import read_token
 from tests.protocol.virtual_time import VirtualTime
 
 CHEAP: Final = CheapScheme()
@@ -135,7 +136,7 @@ class _Member(CommitteeMember):
 
     def _process_local(self, event: ev.LocalEvent, now: float) -> list[cmd.Command]:
         if isinstance(event, ev.Tick):
-            return [*self._plans.process_tick(now), *self._settlements.process_tick(now)]
+            return [*self.plans.process_tick(now), *self.settlements.process_tick(now)]
         return super()._process_local(event, now)
 
 
@@ -325,7 +326,7 @@ class World(VirtualTime):
         self.feed(account, ev.TaskRecomputed(command.order.draw.execution_id, rulings))
 
     def _announce(self, account: str, execution_id: str) -> None:
-        certificate = self.members[account].find_certificate(execution_id)
+        certificate = self.members[account].plans.find_certificate(execution_id)
         if certificate is None:
             return
         self._note_certificate(certificate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from splitup.core import limits
 from splitup.messages.snapshots import Heartbeat
 from splitup.protocol.committee import events as ev
-from splitup.protocol.committee.activity import Activity
+from splitup.protocol.committee.context import Activity
 from splitup.protocol.member import CommitteeMember
 from tests.protocol.simulator import Node, Simulation, settle, start
 
@@ -38,7 +38,7 @@ def test_members_that_rest_make_no_snapshots_and_look_only_when_a_timer_is_due()
     for member in members:
         now = simulation.now
         assert now < member.get_next_s(now) <= now + limits.OBSERVE_PERIOD_S
-        assert member.get_heartbeat_rest_s(now) == limits.REST_HEARTBEAT_S
+        assert member.nodes.get_rest_s(now) == limits.REST_HEARTBEAT_S
     assert simulation.run(limits.REST_SNAPSHOT_S, lambda: simulation.chain.sequence > before)
 
 
@@ -65,7 +65,7 @@ def test_a_request_ends_the_rest_of_all_members() -> None:
         now = simulation.now
         assert not member.is_resting(now)
         assert member.get_next_s(now) <= now, "stages of a plan are due at any time"
-        assert member.get_heartbeat_rest_s(now) == limits.HEARTBEAT_PERIOD_S
+        assert member.nodes.get_rest_s(now) == limits.HEARTBEAT_PERIOD_S
     settle(simulation, execution_id)
 
 

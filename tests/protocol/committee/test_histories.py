@@ -111,7 +111,7 @@ def test_a19_equivocating_members_are_found_and_only_they() -> None:
         accused += len(history.accused)
         for life in history.lives:
             kept = [key for kind, key in life.journal if kind == "evidence"]
-            assert not life.machine or len(kept) >= bool(life.machine.list_evidence())
+            assert not life.machine or len(kept) >= bool(life.machine.detector.list_evidence())
     assert accused > 20
 
 
@@ -124,12 +124,12 @@ def test_a19_evidence_is_brought_to_the_chain_again_after_a_restart() -> None:
     )
     life = next(a for a in history.lives if any(kind == "evidence" for kind, _ in a.journal))
     history._start(life)
-    assert life.machine is not None and life.machine.list_evidence()
+    assert life.machine is not None and life.machine.detector.list_evidence()
     reports = [
         [c for c in life.machine.handle(Tick(), history.now) if isinstance(c, SubmitEvidence)]
         for _ in range(2)
     ]
-    assert [report.evidence for report in reports[0]] == life.machine.list_evidence()
+    assert [report.evidence for report in reports[0]] == life.machine.detector.list_evidence()
     assert not reports[1]
 
 
@@ -154,7 +154,7 @@ class _SignsTwice(CommitteeMember):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._snapshots._signing_guard.claim = _claim_always  # type: ignore[method-assign]
+        self.context.signing_guard.claim = _claim_always  # type: ignore[method-assign]
 
 
 def _claim_always(slot: str, digest: str, until_s: int = 0) -> list[Command] | None:

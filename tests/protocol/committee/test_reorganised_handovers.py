@@ -211,7 +211,7 @@ def test_a_request_that_moves_to_the_next_configuration_is_planned_there() -> No
     crossing.request()
     for life in crossing.lives:
         machine = life.machine._machines[2]
-        assert machine.is_open(execution_id) and machine.find_certificate(execution_id)
+        assert machine.plans.find_certificate(execution_id)
 
 
 def test_a_restarted_member_finishes_executions_of_the_configuration_before() -> None:

@@ -31,7 +31,7 @@ def play(simulation: Simulation) -> tuple[Plan, tuple[str, ...], str]:
     simulation.broken = break_first
     execution_id = simulation.request()
     settle(simulation, execution_id, within_s=250)
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     executors = simulation.find_executors(plan)
     assert executors != plan.executors()
     return plan, executors, execution_id
@@ -81,7 +81,7 @@ def test_a21_who_took_over_and_lies_is_slashed_and_who_was_replaced_is_not() -> 
     execution_id = simulation.request()
     simulation.broken = break_first
     assert simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     liar = simulation.find_executors(plan)[0]
     simulation.by_node[liar].lies = True
     settle(simulation, execution_id)
@@ -95,7 +95,7 @@ def test_a_reveal_that_lacks_the_takeovers_is_one_that_never_came(fault: str) ->
     execution_id = simulation.request()
     simulation.broken = break_first
     assert simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     executors = simulation.find_executors(plan)
     setattr(simulation.by_node[executors[0]], fault, True)
     settle(simulation, execution_id, within_s=250)
@@ -120,7 +120,7 @@ def test_a15_only_the_clients_word_for_this_execution_counts() -> None:
 
     def tell(*takeovers: SignedTakeover, key: str = node.identity.signing_key_hex) -> None:
         told = Takeovers(execution_id=execution_id, node=node.address, takeovers=takeovers)
-        member.handle(ev.TakeoversReceived(told, key), simulation.now)
+        member.handle(ev.ReportReceived(told, key), simulation.now)
 
     with pytest.raises(BadSignature):
         tell(good, key=simulation.nodes[0].identity.signing_key_hex[:-1] + "0")

@@ -50,7 +50,7 @@ def play(
     simulation.client = client
     execution_id = simulation.request()
     assert simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     first = plan.executors()[0]
     if fault:
         setattr(simulation.by_node[first], fault, True)
@@ -71,7 +71,7 @@ def test_a21_who_misstates_what_the_client_sent_is_not_paid(shape: str) -> None:
     """Drawn or not: every executor reveals, and shows the client's word."""
     for economics in (VERIFY_ALL, VERIFY_NONE):
         simulation, execution_id, first = play(shape, fault="misstates_inputs", economics=economics)
-        plan = next(iter(simulation.certificates[execution_id].values())).plan
+        plan = simulation.find_plan(execution_id)
         own = {task for task, executor in enumerate(plan.executors()) if executor == first}
         outcomes = simulation.find_outcomes(execution_id)
         assert {task for task, found in outcomes.items() if found == "contradicted"} == own

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from splitup.core import tuning
@@ -20,7 +22,7 @@ from splitup.protocol.committee.commands import (
     PushPlan,
     SubmitPlan,
 )
-from splitup.protocol.committee.context import ContentStore, MemberContext, SigningGuard
+from splitup.protocol.committee.context import MemberContext, SigningGuard
 from splitup.protocol.committee.equivocation import (
     EquivocationDetector,
     compute_vote_hash,
@@ -49,13 +51,12 @@ ACCOUNTS = make_context().accounts()
 def make_agreement(
     place: int = 0, *, contents: bool = True, signed: dict[str, str] | None = None
 ) -> PlanAgreement:
-    context, store = make_context(place), ContentStore()
-    if contents:
-        store.add_snapshot(make_plan_context().snapshot)
-        store.add_manifest(make_plan_context().manifest)
-    detector = EquivocationDetector(context)
     entries = {slot: {"digest": root, "until_s": 2**40} for slot, root in (signed or {}).items()}
-    return PlanAgreement(context, SigningGuard(entries), store, detector, VERIFY_NONE)
+    context = replace(make_context(place), signing_guard=SigningGuard(entries))
+    if contents:
+        context.contents.add_snapshot(make_plan_context().snapshot)
+        context.contents.add_manifest(make_plan_context().manifest)
+    return PlanAgreement(context, EquivocationDetector(context), VERIFY_NONE)
 
 
 def make_partial(place: int) -> PlanPartial:
@@ -126,7 +127,7 @@ def test_missing_contents_are_fetched_and_the_plan_follows_when_they_are_here() 
     agreement = make_agreement(contents=False)
     commands = agree(agreement)
     assert {type(command) for command in commands} == {FetchManifest, FetchSnapshot}
-    store = agreement._content_store
+    store = agreement._context.contents
     store.add_snapshot(make_plan_context().snapshot)
     assert find(agreement.process_contents(0.5), Gossip) == []
     store.add_manifest(make_plan_context().manifest)

@@ -36,7 +36,7 @@ from splitup.protocol.planning.selection import (
     rank,
     rank_validators,
 )
-from splitup.protocol.snapshots.fairness import compute_credits
+from splitup.protocol.snapshots.snapshot_rules import compute_credits
 from tests.builders import (
     FOREIGN_CLASS,
     NO_TERMS,
@@ -289,15 +289,8 @@ def eta(
     bandwidth: int = 100_000,
     is_resident: bool = True,
 ) -> int:
-    return compute_eta_ms(
-        terms,
-        REFERENCE,
-        rtt_ms=10,
-        queue_ms=queue_ms,
-        speed_mflops=speed,
-        bandwidth_kbps=bandwidth,
-        is_resident=is_resident,
-    )
+    node = Reference(10, queue_ms, speed, bandwidth)
+    return compute_eta_ms(terms, REFERENCE, node, is_resident=is_resident)
 
 
 def test_an_eta_adds_queue_load_transfer_and_compute() -> None:

@@ -111,7 +111,7 @@ def test_f03_a_member_that_starts_again_still_supports_the_same() -> None:
     member = simulation.members[simulation.identities[0].address]
     with pytest.raises(Unavailable, match="has another signed request"):
         member.handle(ev.SignedRequestReceived(two, 10**6, 2**40), simulation.now)
-    assert member.is_open(get_id(one))
+    assert get_id(one) in member.plans
     simulation.tell_signed(one)
     settle(simulation, get_id(one))
 
@@ -306,9 +306,9 @@ def test_s03_an_opening_that_members_have_not_seen_yet_is_waited_for() -> None:
     deadline = signed.request.deadline
     for number in range(6):
         member.handle(ev.BlockSeen(100 + number, deadline + 1, f"0x{number:064x}"), simulation.now)
-        assert member.is_open(get_id(signed))
+        assert get_id(signed) in member.plans
     member.handle(ev.BlockSeen(106, deadline + 9, "0x" + "77" * 32), simulation.now)
-    assert not member.is_open(get_id(signed))
+    assert get_id(signed) not in member.plans
 
 
 def test_s03_requests_that_cost_no_gas_cannot_fill_the_record(
@@ -316,7 +316,7 @@ def test_s03_requests_that_cost_no_gas_cannot_fill_the_record(
 ) -> None:
     simulation = start_frozen()
     member = simulation.members[simulation.identities[0].address]
-    monkeypatch.setattr(tuning, "MAX_SIGNED", 2 * len(member._signing_guard))
+    monkeypatch.setattr(tuning, "MAX_SIGNED", 2 * len(member.context.signing_guard))
     signed = simulation.sign_request(1)
     with pytest.raises(Unavailable, match="ask the chain"):
         member.handle(ev.SignedRequestReceived(signed, 10**6, 2**40), simulation.now)

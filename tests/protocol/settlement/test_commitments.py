@@ -36,10 +36,6 @@ from tests.protocol.simulator import (
 )
 
 
-def find_plan(simulation: Simulation, execution_id: str):  # type: ignore[no-untyped-def]
-    return next(iter(simulation.certificates[execution_id].values())).plan
-
-
 def test_all_executors_are_bound_by_one_transaction() -> None:
     simulation = start(economics=VERIFY_ALL, tasks=5)
     execution_id = simulation.request()
@@ -51,10 +47,10 @@ def test_all_executors_are_bound_by_one_transaction() -> None:
     draw = next(
         evidence.draw
         for member in simulation.members.values()
-        if (evidence := member.find_evidence(execution_id))
+        if (evidence := member.settlements.find_evidence(execution_id))
     )
     assert {node for node, _ in draw.commitments} == set(
-        find_plan(simulation, execution_id).executors()
+        simulation.find_plan(execution_id).executors()
     )
 
 
@@ -64,7 +60,7 @@ def find_second_executor(deadline_s: int) -> tuple[int, str]:
         simulation = start(seed, economics=VERIFY_ALL, tasks=2)
         execution_id = simulation.request(deadline_s=deadline_s)
         simulation.run(5)
-        first, second = find_plan(simulation, execution_id).executors()
+        first, second = simulation.find_plan(execution_id).executors()
         if first != second:
             return seed, second
     raise AssertionError("one node runs both tasks for every seed")
@@ -81,7 +77,7 @@ def test_who_does_not_commit_loses_its_own_pay_alone(trouble: str) -> None:
     execution_id = simulation.request(deadline_s=40)
     settle(simulation, execution_id, within_s=100)
     payments = simulation.chain.settlements[execution_id].payments
-    first = find_plan(simulation, execution_id).executors()[0]
+    first = simulation.find_plan(execution_id).executors()[0]
     assert first in {p.account for p in payments} and not get_slashes(simulation, execution_id)
     assert simulation.find_outcomes(execution_id).keys() <= {0}
 
@@ -111,7 +107,7 @@ def test_s19_a_node_without_free_stake_costs_nobody_else_the_pay() -> None:
     simulation.run(20)
     assert simulation.chain.rejected["ExposureTooHigh"] and not simulation.chain.agreed
     settle(simulation, execution_id, within_s=60)
-    first = find_plan(simulation, execution_id).executors()[0]
+    first = simulation.find_plan(execution_id).executors()[0]
     payments = simulation.chain.settlements[execution_id].payments
     assert first in {p.account for p in payments if not p.from_slash}
     assert not get_slashes(simulation, execution_id)
@@ -137,7 +133,7 @@ def test_nobody_draws_before_the_root_is_on_chain() -> None:
     simulation.run(4)
     assert waiting and not simulation.chain.agreed
     for member in simulation.members.values():
-        phase = member._settlements._states[execution_id].phase
+        phase = member.settlements._states[execution_id].phase
         assert isinstance(phase, Committing)
     simulation._execute = held  # type: ignore[method-assign]
     held(waiting[0])
@@ -160,7 +156,7 @@ def test_f03_a_member_that_forgot_the_commitments_asks_for_them() -> None:
     assert simulation.run(20, lambda: execution_id in simulation.chain.agreed)
     simulation.start_member(1)
     account = simulation.identities[1].address
-    state = simulation.members[account]._settlements._states[execution_id]
+    state = simulation.members[account].settlements._states[execution_id]
     assert not state.collected.by_node and not state.chain.bound
     assert simulation.run(10, lambda: bool(state.chain.bound))
     settle(simulation, execution_id)
@@ -172,7 +168,7 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
     for node in simulation.nodes:
         node.plans[execution_id] = None  # type: ignore[assignment]  # the test plays them
     assert simulation.run(5, lambda: len(simulation.certificates.get(execution_id, {})) == 4)
-    plan = find_plan(simulation, execution_id)
+    plan = simulation.find_plan(execution_id)
     account = simulation.identities[0].address
     member, node = simulation.members[account], simulation.by_node[plan.executors()[0]]
     key = node.identity.signing_key_hex
@@ -185,7 +181,7 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
 
     def give(changed: ExecutorCommitment, signing_key: str = key) -> None:
         token = sign_token(node.identity, api.EXECUTOR_COMMITMENT, changed)
-        member.handle(ev.ExecutorCommitmentReceived(changed, signing_key, token), simulation.now)
+        member.handle(ev.ReportReceived(changed, signing_key, token), simulation.now)
 
     with pytest.raises(BadSignature):
         give(commitment, "0x" + "00" * 32)
@@ -202,7 +198,7 @@ def test_a15_commitments_and_roots_count_for_their_node_and_execution_alone() ->
         give(commitment.model_copy(update={"execution_id": "0x" + "99" * 32}))
     give(commitment)
     give(commitment)
-    state = member._settlements._states[execution_id]
+    state = member.settlements._states[execution_id]
     assert state.collected.list_commitments(4) == {node.address: commitment.root}
     give(commitment.model_copy(update={"root": "0x" + "02" * 32}))
     give(commitment)
@@ -241,7 +237,7 @@ def test_f14_commitments_outlive_a_request_that_moves_to_another_block() -> None
     """Nodes say them once; the request comes back with the same snapshot, hence the same nodes."""
     simulation = start(economics=VERIFY_ALL, tasks=3)
     execution_id = simulation.request()
-    states = [member._settlements._states for member in simulation.members.values()]
+    states = [member.settlements._states for member in simulation.members.values()]
     assert simulation.run(
         5,
         lambda: all(execution_id in c and c[execution_id].find_agreement(0, 99.0) for c in states),
@@ -267,7 +263,7 @@ def test_f14_an_agreed_root_that_is_reverted_takes_its_draw_with_it() -> None:
 
     def has_draw() -> bool:
         nonlocal state
-        state = member._settlements._states.get(execution_id)
+        state = member.settlements._states.get(execution_id)
         return state is not None and state.verification is not None
 
     assert simulation.run(20, has_draw)

@@ -44,14 +44,12 @@ class Divided(Simulation):
         self.helped = False
 
     def feed(self, account: str, event: ev.Event) -> None:
-        if isinstance(event, ev.ValidatorCommitmentReceived):
-            pledge = event.validator_commitment
-            if pledge.validator == self.validator:
+        if isinstance(event, ev.ReportReceived):
+            pledge = event.report
+            if isinstance(pledge, ValidatorCommitment) and pledge.validator == self.validator:
                 if account == self.other:
                     update = {"root": "0x" + "ab" * 32}
-                    event = ev.ValidatorCommitmentReceived(
-                        pledge.model_copy(update=update), event.signing_key
-                    )
+                    event = ev.ReportReceived(pledge.model_copy(update=update), event.signing_key)
                 elif account == self.first and not self.helped:
                     self.helped = True
                     self.help(pledge)
@@ -89,7 +87,7 @@ class Divided(Simulation):
         super()._verify(node, order)
 
     def _when_due(self, node: Node, execution_id: str, own: object, event: ev.Event) -> None:
-        if node.address == self.validator and isinstance(event, ev.VerificationResultReceived):
+        if node.address == self.validator:
             own = None  # it reveals without waiting until its pledge is fixed
         super()._when_due(node, execution_id, own, event)  # type: ignore[arg-type]
 
@@ -100,7 +98,7 @@ def test_s48_a_member_that_contradicts_itself_does_not_divide_the_others() -> No
     execution_id = simulation.request()
     settle(simulation, execution_id, within_s=400)
     assert simulation.helped
-    verdicts = simulation.members[simulation.second].find_evidence(execution_id)
+    verdicts = simulation.members[simulation.second].settlements.find_evidence(execution_id)
     assert verdicts is not None
     assert simulation.validator in verdicts.verdicts[0].validators, "the quorum of one counts"
 
@@ -180,7 +178,7 @@ def test_s49_of_proposals_in_quick_succession_one_is_judged(
     other, liar = next(iter(simulation.members)), simulation.identities[-1]
     execution_id = simulation.request()
     member = simulation.members[other]
-    assert simulation.run(60, lambda: member.find_attestation(execution_id) is not None)
+    assert simulation.run(60, lambda: member.settlements.find_attestation(execution_id) is not None)
     judged.clear()
     for number in range(50):
         message = make_proposal(execution_id, (), number)

@@ -76,13 +76,8 @@ def play(simulation: Deliveries) -> tuple[str, str]:
     execution_id = simulation.request(steps=STEPS)
     assert simulation.run(60, lambda: simulation.is_settled(execution_id))
     simulation.run(3)
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     return execution_id, simulation.find_executors(plan)[LAST]
-
-
-def get_paid(simulation: Simulation, execution_id: str) -> dict[str, int]:
-    payments = simulation.chain.settlements[execution_id].payments
-    return {p.account: p.amount_micro_usdc for p in payments if not p.from_slash}
 
 
 @pytest.mark.parametrize("economics", [VERIFY_ALL, VERIFY_NONE])
@@ -99,8 +94,8 @@ def test_s07_who_signs_other_outputs_for_the_client_than_it_commits_to_is_slashe
     execution_id, deceiver = play(simulation)
     assert simulation.find_outcomes(execution_id)[LAST] == "lied"
     assert set(get_slashes(simulation, execution_id)) == {deceiver}
-    paid = get_paid(simulation, execution_id)
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    paid = simulation.get_paid(execution_id)
+    plan = simulation.find_plan(execution_id)
     executors = simulation.find_executors(plan)
     honest = {node for node in executors if node != deceiver}
     assert honest <= paid.keys()
@@ -135,7 +130,7 @@ def test_s07_no_client_can_frame_a_node_that_sent_what_it_commits_to(
     execution_id, _ = play(simulation)
     assert simulation.find_outcomes(execution_id) == {}
     assert not get_slashes(simulation, execution_id)
-    assert sum(get_paid(simulation, execution_id).values()) == TASKS * PRICE
+    assert sum(simulation.get_paid(execution_id).values()) == TASKS * PRICE
 
 
 def test_s07_a_client_that_signs_two_ends_changes_nothing_about_a_delivery() -> None:
@@ -144,7 +139,7 @@ def test_s07_a_client_that_signs_two_ends_changes_nothing_about_a_delivery() -> 
     assert simulation.run(20, lambda: simulation.chain.sequence >= 1)
     execution_id = simulation.request(steps=STEPS)
     assert simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     executors = plan.executors()
     node = simulation.by_node[executors[LAST]].identity
     claim = TaskCommitment(

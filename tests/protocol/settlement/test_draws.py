@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from splitup.core import tuning
@@ -29,7 +31,7 @@ from tests.protocol.machines import (
 
 
 def make_draws(guard: SigningGuard | None = None) -> DrawAgreement:
-    return DrawAgreement(make_context(), guard or SigningGuard())
+    return DrawAgreement(replace(make_context(), signing_guard=guard or SigningGuard()))
 
 
 def make_committed() -> SettlementState:

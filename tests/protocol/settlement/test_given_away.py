@@ -55,7 +55,7 @@ def test_s53_who_computed_is_paid_although_the_client_gave_its_tasks_away() -> N
         )
         key = simulation.by_node[message.node].identity.signing_key_hex
         for account in simulation.members:
-            simulation.feed(account, ev.TakeoversReceived(message, key))
+            simulation.feed(account, ev.ReportReceived(message, key))
     order = make_input_order(execution_id, 2)
     done = [count(simulation, plan, task, 3, order)[0] for task in range(3)]
     pay = settle(simulation, plan, *done)
@@ -91,7 +91,7 @@ def test_s60_a_node_answers_for_no_task_that_it_was_given_too_late() -> None:
     message = Takeovers(execution_id=plan.request.execution_id, node=successor, takeovers=(taken,))
     key = simulation.by_node[successor].identity.signing_key_hex
     for account in simulation.members:
-        simulation.feed(account, ev.TakeoversReceived(message, key))
+        simulation.feed(account, ev.ReportReceived(message, key))
     order = make_input_order(plan.request.execution_id, 2)
     done = [count(simulation, plan, task, 3, order)[0] for task in range(3)]
     assert settle(simulation, plan, *done) == dict.fromkeys(plan.executors(), 3 * STEP_PRICE)
@@ -213,7 +213,7 @@ def tell_takeovers(
     )
     key = simulation.by_node[node].identity.signing_key_hex
     for account in simulation.members:
-        simulation.feed(account, ev.TakeoversReceived(message, key))
+        simulation.feed(account, ev.ReportReceived(message, key))
 
 
 def commit_successors(
@@ -257,7 +257,7 @@ def test_s69_a_client_that_replaces_all_pays_what_it_had_signed_for(shows: str) 
         told = {"end": sign_end(CLIENT_IDENTITY, interim)}
     for member in simulation.members.values():
         for node in plan.executors():
-            heard = member.list_replaced(node)
+            heard = member.settlements.list_replaced(node)
             assert [plan.executors()[one.takeover.task] for one in heard] == [node]
     first, *others = [(node, taken[task]) for task, node in enumerate(plan.executors())]
     tell_takeovers(simulation, plan, *first, **told)
@@ -266,7 +266,9 @@ def test_s69_a_client_that_replaces_all_pays_what_it_had_signed_for(shows: str) 
         tell_takeovers(simulation, plan, node, signed)
     before_s = DEADLINE_S - tuning.AGREE_MARGIN_S - 12
     assert not simulation.run(before_s, lambda: execution_id in simulation.chain.agreed)
-    assert not any(m.list_replaced(plan.executors()[0]) for m in simulation.members.values())
+    assert not any(
+        m.settlements.list_replaced(plan.executors()[0]) for m in simulation.members.values()
+    )
     done = [count(simulation, plan, task, STEPS, order)[0] for task in range(3)]
     done[0] = shown or done[0]
     assert settle(simulation, plan, *done) == dict.fromkeys(plan.executors(), PRICE)
@@ -281,7 +283,7 @@ def test_s69_a_replaced_node_holds_nothing_up_for_long(silent: int) -> None:
         tell_takeovers(simulation, plan, node, taken[task], order=make_input_order(execution_id, 1))
     end = End(execution_id=execution_id, steps=STEPS, inputs=())
     done = commit_successors(simulation, plan, taken, sign_end(CLIENT_IDENTITY, end))
-    votes = [m._settlements._states[execution_id].collected for m in simulation.members.values()]
+    votes = [m.settlements._states[execution_id].collected for m in simulation.members.values()]
     assert simulation.run(6, lambda: all(one.voted for one in votes))
     waited_s = limits.HEARTBEAT_PERIOD_S + tuning.REPLACED_ANSWER_S if silent else 0
     assert waited_s <= simulation.now - since <= waited_s + 1
@@ -299,7 +301,7 @@ def test_s70_members_do_not_go_through_all_takeovers_at_every_tick() -> None:
     """A client signs seven for each of 1,024 tasks: 22 ms of each 50, for each execution."""
     simulation, execution_id, plan = open_execution()
     taken = give_all_away(simulation, plan)
-    settlements = next(iter(simulation.members.values()))._settlements
+    settlements = next(iter(simulation.members.values())).settlements
     collected = settlements._states[execution_id].collected
     collected.takeovers = Unread(collected.takeovers)
     settlements.process_tick(simulation.now)
@@ -312,12 +314,12 @@ def test_s71_what_a_node_has_forgotten_hides_no_other_execution() -> None:
     simulation, execution_id, plan = open_execution()
     taken, node = give_all_away(simulation, plan), plan.executors()[0]
     member = next(iter(simulation.members.values()))
-    states = member._settlements._states
+    states = member.settlements._states
     own, forgotten = states.pop(execution_id), object()
     collected = CollectedCommitments(replaced={node: dict.fromkeys(range(1024), forgotten)})  # type: ignore[arg-type]
     states["0x" + "00" * 32] = SimpleNamespace(chain=own.chain, collected=collected)  # type: ignore[assignment]
     states[execution_id] = own
-    heard = member.list_replaced(node)
+    heard = member.settlements.list_replaced(node)
     assert heard == [forgotten, taken[0], *[forgotten] * (limits.MAX_TOLD_TAKEOVERS - 2)]
 
 

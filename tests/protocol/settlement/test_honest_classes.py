@@ -111,7 +111,7 @@ class HonestNetwork(Simulation):
         execution_id, tally = self.request(number), self.tally
         assert self.run(120, lambda: self.is_settled(execution_id)), self.logs[-5:]
         self.run(3)
-        plan = next(iter(self.certificates[execution_id].values())).plan
+        plan = self.find_plan(execution_id)
         outcomes = self.find_outcomes(execution_id)
         tally.draws += len(outcomes)
         tally.looked += sum(n for (one, _), n in self.recomputed.items() if one == execution_id)

@@ -23,12 +23,12 @@ class Trickle:
 
     def __init__(self, simulation: Simulation, node: Node) -> None:
         self.simulation = simulation
-        self.kept: list[ev.VerificationResultReceived] = []
+        self.kept: list[ev.ReportReceived] = []
         self.spoiled = 0
         usual = simulation._when_due
 
         def keep(of: Node, execution_id: str, own: object, event: ev.Event) -> None:
-            if of is node and isinstance(event, ev.VerificationResultReceived):
+            if of is node and own is not None and isinstance(event, ev.ReportReceived):
                 self.kept.append(event)
             else:
                 usual(of, execution_id, own, event)  # type: ignore[arg-type]

@@ -85,7 +85,7 @@ def play(simulation: Ring, within_s: float = 60) -> tuple[str, set[int]]:
     for number in range(1, 30):
         execution_id = simulation.request(number)
         settle(simulation, execution_id, within_s=within_s)
-        plan = next(iter(simulation.certificates[execution_id].values())).plan
+        plan = simulation.find_plan(execution_id)
         own = {t for t, node in enumerate(plan.executors()) if node in simulation.ring}
         if own:
             return execution_id, own

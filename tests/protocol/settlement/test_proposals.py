@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from splitup.core import limits, tuning
@@ -19,7 +21,7 @@ from splitup.protocol.committee.peer_messages import SettlementSignature
 from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from splitup.protocol.settlement.proposals import Proposals
 from splitup.protocol.settlement.settlement_state import Proposing, SettlementState, Verifying
-from splitup.protocol.settlement.settlement_transitions import DrawMade, move
+from splitup.protocol.settlement.settlement_transitions import take_draw
 from tests.protocol.machines import (
     EXECUTION,
     EXECUTORS,
@@ -32,13 +34,13 @@ from tests.protocol.settlement.test_settlement_transitions import make_draw
 
 
 def make_proposals(place: int = 0) -> Proposals:
-    return Proposals(make_context(place), SigningGuard(), VERIFY_NONE)
+    return Proposals(make_context(place), VERIFY_NONE)
 
 
 def make_verifying(rank: int = 0) -> SettlementState:
     """Return an execution of which no task was drawn and nothing was revealed yet."""
     state = make_drawing()
-    move(state, DrawMade(make_draw(state).draw, place=rank, now=0.0))
+    take_draw(state, make_draw(state), place=rank, now=0.0)
     return state
 
 
@@ -157,7 +159,10 @@ def test_one_settlement_is_signed_per_proposer_and_round() -> None:
     proposer = make_context().accounts()[0]
     slot = f"settlement/{EXECUTION}/{proposer}/0"
     guard = SigningGuard({slot: {"digest": "0x" + "66" * 32, "until_s": 2**40}})
-    proposals, state = Proposals(make_context(1), guard, VERIFY_NONE), make_complete(rank=3)
+    proposals, state = (
+        Proposals(replace(make_context(1), signing_guard=guard), VERIFY_NONE),
+        make_complete(rank=3),
+    )
     state.proposals = {proposer: PROPOSAL}
     (command,) = proposals.advance(state, 0.0)
     assert isinstance(command, Log)

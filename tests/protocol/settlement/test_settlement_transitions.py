@@ -1,8 +1,9 @@
-"""The table of a settlement's phases: every legal transition, and the refusal of all others."""
+"""A settlement's phases: every legal transition, and the refusal of all others."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import product
 from typing import get_args
 
@@ -21,6 +22,7 @@ from splitup.protocol.committee.events import ExecutionCommitted
 from splitup.protocol.settlement import settlement_transitions as transitions
 from splitup.protocol.settlement.chain_commitments import (
     AgreedCommitments,
+    DrawBasis,
     compute_commitments_root,
 )
 from splitup.protocol.settlement.settlement_state import (
@@ -49,16 +51,47 @@ from tests.protocol.machines import (
     make_state,
 )
 
-PLANNED = transitions.PlanCertified(make_plan_context(10_000).certificate)
-CONTENTS = transitions.ContentsFetched(make_plan_context(10_000))
-REVERTED = transitions.CommitmentsReverted()
-COMPLETE = transitions.EvidenceCompleted(now=50.0)
+CONTEXT = make_plan_context(10_000)
+DONE_AT = 50.0
+Event = Callable[[SettlementState], None]
+EVENTS: dict[str, Event] = {
+    "certify_plan": lambda state: transitions.certify_plan(state, CONTEXT.certificate),
+    "add_contents": lambda state: transitions.add_contents(state, CONTEXT),
+    "complete_commitments": lambda state: transitions.complete_commitments(state, find_basis()),
+    "take_draw": lambda state: draw(state),
+    "complete_evidence": lambda state: transitions.complete_evidence(state, DONE_AT),
+    "revert_commitments": transitions.revert_commitments,
+}
+LEGAL: dict[tuple[type[Phase], str], type[Phase]] = {
+    (Requested, "certify_plan"): Planned,
+    (Planned, "add_contents"): Committing,
+    (Committing, "complete_commitments"): Drawing,
+    (Committing, "take_draw"): Verifying,
+    (Drawing, "take_draw"): Verifying,
+    (Verifying, "complete_evidence"): Proposing,
+    (Requested, "revert_commitments"): Requested,
+    (Planned, "revert_commitments"): Planned,
+    (Committing, "revert_commitments"): Committing,
+    (Drawing, "revert_commitments"): Committing,
+    (Verifying, "revert_commitments"): Committing,
+    (Proposing, "revert_commitments"): Committing,
+}
 
 
-def make_draw(state: SettlementState) -> transitions.DrawMade:
+def find_basis() -> DrawBasis:
+    phase = make_drawing(VERIFY_ALL).phase
+    assert isinstance(phase, Drawing)
+    return phase.basis
+
+
+def draw(state: SettlementState) -> None:
+    transitions.take_draw(state, make_draw(make_drawing(VERIFY_ALL)), place=2, now=10.0)
+
+
+def make_draw(state: SettlementState) -> Draw:
     basis = state.find_basis()
     assert basis is not None
-    draw = Draw(
+    return Draw(
         execution_id=EXECUTION,
         block_hash=basis.block_hash,
         commitments=basis.commitments,
@@ -67,7 +100,6 @@ def make_draw(state: SettlementState) -> transitions.DrawMade:
         signature="0x" + "01" * 48,
         seed="0x" + "02" * 32,
     )
-    return transitions.DrawMade(draw, place=2, now=10.0)
 
 
 def make_in(phase: type[Phase]) -> SettlementState:
@@ -76,7 +108,7 @@ def make_in(phase: type[Phase]) -> SettlementState:
         return make_state(VERIFY_ALL)
     if phase is Planned:
         state = make_state(VERIFY_ALL)
-        transitions.move(state, PLANNED)
+        EVENTS["certify_plan"](state)
         return state
     if phase is Committing:
         state = make_committing(VERIFY_ALL)
@@ -84,57 +116,26 @@ def make_in(phase: type[Phase]) -> SettlementState:
         return state
     state = make_drawing(VERIFY_ALL)
     if phase is not Drawing:
-        transitions.move(state, make_draw(state))
+        draw(state)
     if phase is Proposing:
-        transitions.move(state, COMPLETE)
+        transitions.complete_evidence(state, DONE_AT)
     return state
 
 
-def make_event(kind: type[transitions.PhaseEvent]) -> transitions.PhaseEvent:
-    drawing = make_drawing(VERIFY_ALL)
-    assert isinstance(drawing.phase, Drawing)
-    events: list[transitions.PhaseEvent] = [
-        PLANNED,
-        CONTENTS,
-        transitions.CommitmentsCompleted(drawing.phase.basis),
-        make_draw(drawing),
-        COMPLETE,
-        REVERTED,
-    ]
-    return next(event for event in events if type(event) is kind)
-
-
-ALL = list(product(get_args(Phase), get_args(transitions.PhaseEvent)))
-
-
-@pytest.mark.parametrize(("phase", "kind"), list(transitions.TRANSITIONS))
-def test_a_legal_transition_leads_to_the_phase_that_the_table_states(
-    phase: type[Phase], kind: type[transitions.PhaseEvent]
-) -> None:
-    state = make_in(phase)
-    assert type(state.phase) is phase
-    transitions.move(state, make_event(kind))
-    assert type(state.phase) is transitions.TRANSITIONS[phase, kind][0]
-
-
-@pytest.mark.parametrize(
-    ("phase", "kind"), [pair for pair in ALL if pair not in transitions.TRANSITIONS]
-)
-def test_any_other_transition_is_refused_and_changes_nothing(
-    phase: type[Phase], kind: type[transitions.PhaseEvent]
+@pytest.mark.parametrize(("phase", "event"), list(product(get_args(Phase), EVENTS)))
+def test_a_legal_transition_leads_to_its_phase_and_any_other_is_refused(
+    phase: type[Phase], event: str
 ) -> None:
     state = make_in(phase)
     before = state.phase
+    assert type(before) is phase
+    if (target := LEGAL.get((phase, event))) is not None:
+        EVENTS[event](state)
+        assert type(state.phase) is target
+        return
     with pytest.raises(RuntimeError, match=f"no transition from {phase.__name__}"):
-        transitions.move(state, make_event(kind))
+        EVENTS[event](state)
     assert state.phase is before
-
-
-def test_every_phase_is_reached_and_every_phase_can_be_reverted() -> None:
-    reached = {target for target, _ in transitions.TRANSITIONS.values()}
-    assert reached == set(get_args(Phase))
-    for phase in get_args(Phase):
-        assert (phase, transitions.CommitmentsReverted) in transitions.TRANSITIONS
 
 
 def test_shares_that_came_early_are_in_the_collector() -> None:
@@ -143,7 +144,7 @@ def test_shares_that_came_early_are_in_the_collector() -> None:
     state.early.draw_partials[2] = "0x" + "03" * 48
     basis = state.find_basis()
     assert basis is not None
-    transitions.move(state, transitions.CommitmentsCompleted(basis))
+    transitions.complete_commitments(state, basis)
     assert isinstance(state.phase, Drawing)
     assert state.phase.collector.partials == {2: "0x" + "03" * 48}
     assert state.phase.basis == basis and not state.phase.partial
@@ -151,8 +152,7 @@ def test_shares_that_came_early_are_in_the_collector() -> None:
 
 def test_what_validators_sent_early_is_in_the_checks() -> None:
     state = make_drawing(VERIFY_ALL)
-    draw = make_draw(state)
-    transitions.move(probe := make_drawing(VERIFY_ALL), draw)
+    draw(probe := make_drawing(VERIFY_ALL))
     assert probe.verification is not None
     (task, check), *_ = probe.verification.checks.items()
     validator = check.validators[0]
@@ -172,7 +172,7 @@ def test_what_validators_sent_early_is_in_the_checks() -> None:
     state.add_validator_commitment(commitment)
     state.add_answer(ValidatorAnswer(result, "token"))
     assert [answer.token for answer in state.list_answers()] == ["token"]
-    transitions.move(state, draw)
+    draw(state)
     assert state.verification is not None
     found = state.verification.checks[task]
     assert found.held == {validator: "0x" + "04" * 32}
@@ -190,9 +190,9 @@ def test_the_draw_fixes_tasks_executors_and_our_place() -> None:
     assert verification.place == 2
     for task, check in verification.checks.items():
         assert verification.executors[task] not in check.validators
-    transitions.move(state, COMPLETE)
+    transitions.complete_evidence(state, DONE_AT)
     assert isinstance(state.phase, Proposing) and state.phase.verification is verification
-    assert state.phase.propose_at > COMPLETE.now, "two others propose before us"
+    assert state.phase.propose_at > DONE_AT, "two others propose before us"
 
 
 @pytest.mark.parametrize("phase", [Verifying, Proposing])
@@ -214,7 +214,7 @@ def test_a_reverted_draw_leaves_completions_and_drops_statements(phase: type[Pha
     signed = SignedAttestation(attestation=attestation, signature="0x" + "00" * 64)
     state.attestations.add(signed)
     state.collected.submit_at, state.rounds = 3.0, 1
-    transitions.move(state, REVERTED)
+    transitions.revert_commitments(state)
     assert state.verification is None and isinstance(state.phase, Committing)
     assert state.early.completions == {node: make_completion(node)}
     assert list(state.attestations.get_all()) == [] and not state.proposals
@@ -240,9 +240,9 @@ def test_a_node_that_was_replaced_in_one_of_its_tasks_commits_for_the_others() -
     plan = context.plan.model_copy(update={"tasks": ((first, second), (first, second))})
     state = make_state()
     certificate = context.certificate.model_copy(update={"plan": plan})
-    transitions.move(state, transitions.PlanCertified(certificate))
+    transitions.certify_plan(state, certificate)
     contents = PlanContext(certificate, context.snapshot, context.manifest)
-    transitions.move(state, transitions.ContentsFetched(contents))
+    transitions.add_contents(state, contents)
     takeover = Takeover(execution_id=EXECUTION, task=0, candidate=1, first_step=0)
     state.collected.takeovers[0, 1] = SignedTakeover(takeover=takeover, signature="0x" + "0" * 128)
     state.collected.finals[4] = make_end(4)

@@ -112,4 +112,6 @@ class _Everything(dict[str, object]):
 
 
 def _is_refused(simulation: Simulation, execution_id: str) -> bool:
-    return all("free stake" in m.find_refusal(execution_id) for m in simulation.members.values())
+    return all(
+        "free stake" in m.plans.find_refusal(execution_id) for m in simulation.members.values()
+    )

@@ -79,7 +79,7 @@ def open_execution(simulation: Steps) -> tuple[Steps, str, Plan]:
     for node in simulation.nodes:  # what follows begins when the test says so
         node.plans[execution_id] = None  # type: ignore[assignment]
     assert simulation.run(8, lambda: len(simulation.certificates.get(execution_id, {})) == 4)
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     return simulation, execution_id, plan
 
 
@@ -93,10 +93,8 @@ def end(simulation: Steps, execution_id: str) -> None:
 
 
 def get_pay(simulation: Simulation, execution_id: str) -> dict[str, int]:
-    payments = simulation.chain.settlements[execution_id].payments
-    return {
-        p.account: p.amount_micro_usdc for p in payments if not p.from_slash and p.account != CLIENT
-    }
+    paid = simulation.get_paid(execution_id)
+    return {account: amount for account, amount in paid.items() if account != CLIENT}
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

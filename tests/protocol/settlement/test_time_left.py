@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from splitup.core import limits, tuning
-from splitup.messages.plans import Plan
 from splitup.messages.verification import ValidatorCommitment, VerificationOrder
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
@@ -54,13 +53,6 @@ class Quiet(Simulation):
         execution_id = self.request(steps=STEPS, deadline_s=DEADLINE_S)
         settle(self, execution_id, within_s=DEADLINE_S + GRACE_S)
         return execution_id
-
-    def find_plan(self, execution_id: str) -> Plan:
-        return next(iter(self.certificates[execution_id].values())).plan
-
-    def get_paid(self, execution_id: str) -> dict[str, int]:
-        payments = self.chain.settlements[execution_id].payments
-        return {p.account: p.amount_micro_usdc for p in payments if not p.from_slash}
 
 
 def test_s41_silent_validators_do_not_leave_an_honest_executor_unpaid() -> None:
@@ -128,7 +120,7 @@ def find_own(simulation: Ring) -> tuple[str, set[int]]:
     for number in range(1, 30):
         execution_id = simulation.request(number, steps=STEPS, deadline_s=DEADLINE_S)
         settle(simulation, execution_id, within_s=DEADLINE_S + GRACE_S)
-        plan = next(iter(simulation.certificates[execution_id].values())).plan
+        plan = simulation.find_plan(execution_id)
         own = {t for t, node in enumerate(plan.executors()) if node in simulation.ring}
         if own:
             checked = {node for task, node in simulation.verified_by(execution_id) if task in own}
@@ -143,7 +135,7 @@ def test_s41_a_ring_gains_nothing_by_a_task_that_takes_members_long() -> None:
     outcomes = simulation.find_outcomes(execution_id)
     assert {task for task, outcome in outcomes.items() if outcome == "undecided"} == own
     paid = {p.account for p in simulation.chain.settlements[execution_id].payments}
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     assert set(plan.executors()) - simulation.ring <= paid and not paid & simulation.ring
 
 
@@ -196,7 +188,7 @@ def test_an_execution_without_news_is_looked_at_seldom_and_news_of_it_at_once(
     key = simulation.by_node[validator].identity.signing_key_hex
     member.handle(ev.Tick(), simulation.now + 1.0)
     member.handle(ev.Tick(), simulation.now + 1.05)
-    member.handle(ev.ValidatorCommitmentReceived(held, key), simulation.now + 1.06)
+    member.handle(ev.ReportReceived(held, key), simulation.now + 1.06)
     member.handle(ev.Tick(), simulation.now + 1.1)
-    said = member.find_attestation(execution_id)
+    said = member.settlements.find_attestation(execution_id)
     assert said is not None and [one.root for one in said.attestation.held] == [held.root]

@@ -65,7 +65,7 @@ def test_an_executor_that_never_commits_keeps_nobody_elses_pay(absent: int) -> N
     assert pay == {plan.executors()[task]: PRICE for task in rest}
     simulation.run(3)  # until members see the block
     member = next(iter(simulation.members.values()))
-    evidence = member.find_evidence(plan.request.execution_id)
+    evidence = member.settlements.find_evidence(plan.request.execution_id)
     assert evidence is not None and evidence.draw.executors == plan.executors(), (
         "so that everybody sees which task nobody committed to"
     )
@@ -117,12 +117,12 @@ def test_s19_who_withholds_most_of_the_price_keeps_nobody_elses_pay() -> None:
 def test_a_task_without_a_commitment_is_not_drawn_and_nobody_is_asked() -> None:
     simulation, execution_id, plan = open_execution()
     for member in simulation.members.values():
-        member._settlements._states[execution_id].economics = VERIFY_ALL
+        member.settlements._states[execution_id].economics = VERIFY_ALL
     done = [commit(simulation, plan, task, STEPS, final=True) for task in (0, 1)]
     assert run_to_agreement(simulation, execution_id)
     simulation.run(2)
     reveal(simulation, *done)
-    state = next(iter(simulation.members.values()))._settlements._states[execution_id]
+    state = next(iter(simulation.members.values())).settlements._states[execution_id]
     assert state.verification is not None and 2 not in state.verification.checks
     assert state.verification.list_missing() == set()
     assert state.chain.get_locked().keys() == set(plan.executors()[:2]), "who agreed to it"
@@ -191,7 +191,7 @@ def test_an_order_that_one_member_was_shown_reaches_the_others() -> None:
 def test_members_take_no_order_but_the_clients_signed_input() -> None:
     simulation, execution_id, plan = open_execution()
     member = next(iter(simulation.members))
-    state = simulation.members[member]._settlements._states[execution_id]
+    state = simulation.members[member].settlements._states[execution_id]
     node = simulation.by_node[plan.executors()[0]].identity
     done = complete(simulation, plan, 0, make_count(execution_id, 2))
     elsewhere = "0x" + "99" * 32
@@ -275,7 +275,7 @@ def test_members_pass_on_takeovers_of_nodes_that_never_commit() -> None:
     )
     key = simulation.by_node[message.node].identity.signing_key_hex
     for account in list(simulation.members)[:2]:
-        simulation.feed(account, ev.TakeoversReceived(message, key))
+        simulation.feed(account, ev.ReportReceived(message, key))
     pay = settle(simulation, plan, *done)
     assert pay == dict.fromkeys(plan.executors()[:2], 2 * STEP_PRICE)
 
@@ -283,7 +283,7 @@ def test_members_pass_on_takeovers_of_nodes_that_never_commit() -> None:
 def test_a_member_that_shares_what_nobody_signed_is_blamed() -> None:
     simulation, execution_id, plan = open_execution()
     sender, receiver = list(simulation.members)[:2]
-    state = simulation.members[receiver]._settlements._states[execution_id]
+    state = simulation.members[receiver].settlements._states[execution_id]
     completion = commit(simulation, plan, 0, STEPS, final=True, to=[sender])
     commitment = ExecutorCommitment(
         execution_id=execution_id,

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 from splitup.core import limits, tuning
-from splitup.messages.completions import EMPTY_DIGEST
-from splitup.messages.verification import Ruling
+from splitup.messages.completions import EMPTY_DIGEST, Completion
+from splitup.messages.verification import Ruling, ValidatorCommitment, VerificationResult
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.peer_messages import Attested
@@ -44,7 +44,7 @@ def test_a21_a_node_that_lies_loses_its_stake_and_the_honest_ones_are_paid() -> 
     simulation = start(economics=VERIFY_ALL, nodes=6, tasks=2)
     first = simulation.request(1)
     settle(simulation, first)
-    plan = next(iter(simulation.certificates[first].values())).plan
+    plan = simulation.find_plan(first)
     liar = simulation.by_node[plan.executors()[0]]
     liar.lies = True
     number, execution_id = 1, first
@@ -52,7 +52,7 @@ def test_a21_a_node_that_lies_loses_its_stake_and_the_honest_ones_are_paid() -> 
         number += 1
         execution_id = simulation.request(number)
         settle(simulation, execution_id)
-        plan = next(iter(simulation.certificates[execution_id].values())).plan
+        plan = simulation.find_plan(execution_id)
 
     settlement = simulation.chain.settlements[execution_id]
     lies = plan.executors().count(liar.address)
@@ -83,7 +83,7 @@ def test_an_executor_that_withholds_its_completion_pays_and_the_client_gets_it_a
     for node in simulation.nodes:
         node.withholds_completion = True
     settle(simulation, execution_id, within_s=120)
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     price = 10 * 4
     slashes = get_slashes(simulation, execution_id)
     executors = Counter(plan.executors())
@@ -99,7 +99,7 @@ def test_a_crashed_executor_that_comes_back_in_time_loses_nothing() -> None:
     simulation = start(economics=VERIFY_ALL, nodes=6, tasks=1)
     execution_id = simulation.request()
     simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
-    executor = next(iter(simulation.certificates[execution_id].values())).plan.executors()[0]
+    executor = simulation.find_plan(execution_id).executors()[0]
     simulation.pause(executor, limits.EXECUTOR_REVEAL_S / 2)
     settle(simulation, execution_id, within_s=120)
     assert get_slashes(simulation, execution_id) == {}
@@ -118,7 +118,7 @@ def test_a_validator_that_withholds_its_result_loses_its_fee_to_the_next() -> No
     settle(simulation, execution_id, within_s=120)
     assert get_slashes(simulation, execution_id) == {}, "slow is not wrong"
     member = next(iter(simulation.members.values()))
-    evidence = member.find_evidence(execution_id)
+    evidence = member.settlements.find_evidence(execution_id)
     assert evidence is not None
     ((withholder,), (heard,)) = evidence.verdicts[0].silent, evidence.verdicts[0].validators
     assert simulation.by_node[withholder].withholds_result
@@ -162,8 +162,9 @@ def test_commitments_are_attested_together_and_the_last_one_with_the_next_tick()
     handle = member.handle
 
     def watch(event: ev.Event, now: float) -> list[cmd.Command]:
-        if isinstance(event, ev.ValidatorCommitmentReceived):
-            came.setdefault(event.validator_commitment.task, now)
+        match event:
+            case ev.ReportReceived(report=ValidatorCommitment(task=task)):
+                came.setdefault(task, now)
         commands = handle(event, now)
         said = [command.message for command in commands if isinstance(command, cmd.Gossip)]
         words = [message.attestation for message in said if isinstance(message, Attested)]
@@ -189,13 +190,13 @@ def test_nothing_is_revealed_before_a_quorum_holds_a_commitment_for_every_drawn_
         handle = member.handle
 
         def watch(event: ev.Event, now: float, account: str = account, handle=handle):  # type: ignore[no-untyped-def]
-            if isinstance(event, ev.ValidatorCommitmentReceived):
-                key = (event.validator_commitment.execution_id, event.validator_commitment.task)
-                held.setdefault(key, set()).add(account)
-            if isinstance(event, ev.CompletionReceived | ev.VerificationResultReceived):
-                for task in range(3):
-                    if len(held.get((execution_id, task), ())) < 3:
-                        early.append(f"{account} saw {event} before task {task} was committed to")
+            match event:
+                case ev.ReportReceived(report=ValidatorCommitment() as told):
+                    held.setdefault((told.execution_id, told.task), set()).add(account)
+                case ev.ReportReceived(report=Completion() | VerificationResult()):
+                    for task in range(3):
+                        if len(held.get((execution_id, task), ())) < 3:
+                            early.append(f"{account} saw {event} before {task} was committed to")
             return handle(event, now)
 
         member.handle = watch  # type: ignore[method-assign]
@@ -213,7 +214,7 @@ def test_a_corrupted_state_is_a_lie_although_the_outputs_are_right(unable: int) 
     for node in simulation.nodes:
         node.corrupts_state = True
     settle(simulation, execution_id)
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     slashes = get_slashes(simulation, execution_id)
     assert slashes == {plan.executors()[0]: 10 * 4 * 100_000 // 1_200 + FLOOR}
     assert simulation.recomputed[execution_id, 0] == 4
@@ -233,7 +234,7 @@ def test_f10_verdicts_survive_loss_delay_and_a_member_that_forgets(seed: int) ->
     simulation.start_member(seed)  # it lost what it held and had attested
     settle(simulation, execution_id, within_s=250)
     assert simulation.faults == []
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     lied = {t for t, n in enumerate(plan.executors()) if n == simulation.nodes[0].address}
     outcomes = simulation.find_outcomes(execution_id)
     assert lied == {task for task, outcome in outcomes.items() if outcome == "lied"}
@@ -245,7 +246,7 @@ def test_two_colluding_validators_cannot_convict() -> None:
         node.false_accuser = True  # and all of them agree
     execution_id = simulation.request()
     settle(simulation, execution_id)
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     slashes = get_slashes(simulation, execution_id)
     assert len(slashes) == MAX_JUDGES and plan.executors()[0] not in slashes
     paid = {
@@ -264,7 +265,7 @@ def test_members_keep_the_evidence_that_they_signed_though_a_verdict_changes_lat
         """As when it turns out, before the settlement's block, that a validator stays silent."""
         if isinstance(event, ev.ExecutionEnded):
             for member in simulation.members.values():
-                verification = member._settlements._states[event.execution_id].verification
+                verification = member.settlements._states[event.execution_id].verification
                 assert verification is not None
                 for task, verdict in verification.verdicts.items():
                     silent = (simulation.nodes[0].address,)
@@ -276,7 +277,9 @@ def test_members_keep_the_evidence_that_they_signed_though_a_verdict_changes_lat
     settle(simulation, execution_id)
     simulation.run(1.0)
     root = simulation.chain.settlements[execution_id].evidence_root
-    found = [member.find_evidence(execution_id) for member in simulation.members.values()]
+    found = [
+        member.settlements.find_evidence(execution_id) for member in simulation.members.values()
+    ]
     kept = [evidence for evidence in found if evidence is not None]
     assert len(kept) >= 3
     assert {compute_evidence_root(one) for one in kept} == {root}
@@ -292,7 +295,7 @@ def test_where_members_cannot_recompute_nobody_loses_stake_and_the_outvoted_no_p
     assert get_slashes(simulation, execution_id) == {}
     assert simulation.chain.settlements[execution_id].payments == ()
     member = next(iter(simulation.members.values()))
-    evidence = member.find_evidence(execution_id)
+    evidence = member.settlements.find_evidence(execution_id)
     assert evidence is not None and evidence.verdicts[0].outcome == "outvoted"
 
 
@@ -304,7 +307,7 @@ def test_a_lie_upstream_never_slashes_an_honest_node_downstream(shape: str, liar
     simulation = start(economics=VERIFY_ALL, nodes=8, manifest=manifest)
     execution_id = simulation.request()
     simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     simulation.lies_at = {(execution_id, liar_task)}
     liar = simulation.by_node[plan.executors()[liar_task]]
     liar.lies = True
@@ -322,17 +325,12 @@ def play(shape: str, liar_task: int, fault: str) -> tuple[Simulation, str, dict[
     simulation = start(economics=VERIFY_ALL, nodes=8, manifest=SHAPES[shape])
     execution_id = simulation.request(2)  # its seed gives every task a node of its own
     simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     liar = plan.executors()[liar_task]
     assert plan.executors().count(liar) == 1
     setattr(simulation.by_node[liar], fault, True)
     settle(simulation, execution_id, within_s=120)
     return simulation, execution_id, simulation.find_outcomes(execution_id), liar
-
-
-def get_pay(simulation: Simulation, execution_id: str) -> dict[str, int]:
-    payments = simulation.chain.settlements[execution_id].payments
-    return {p.account: p.amount_micro_usdc for p in payments if not p.from_slash}
 
 
 @pytest.mark.parametrize("shape", ["chain", "diamond"])
@@ -348,8 +346,8 @@ def test_whose_outputs_nobody_finds_has_withheld_them_and_their_reader_is_paid(
         for task in range(4)
     }
     assert get_slashes(simulation, execution_id) == {liar: 10 * 4 * 2_000 // 1_200 + FLOOR}
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
-    paid = get_pay(simulation, execution_id)
+    plan = simulation.find_plan(execution_id)
+    paid = simulation.get_paid(execution_id)
     assert set(plan.executors()) - {liar} <= paid.keys()
 
 
@@ -360,7 +358,7 @@ def test_inputs_that_nobody_has_earn_nothing_and_cost_no_stake(shape: str) -> No
     assert outcomes == {t: "contradicted" if t in (0, 1) else "honest" for t in range(4)}
     assert get_slashes(simulation, execution_id) == {}
     price = 10 * 4
-    assert sum(get_pay(simulation, execution_id).values()) == (2 + 3) * price, "two, and judges"
+    assert sum(simulation.get_paid(execution_id).values()) == (2 + 3) * price, "two, and judges"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -369,7 +367,7 @@ def test_who_stores_while_others_look_does_not_split_the_members(seed: int) -> N
     simulation = start(seed=seed, economics=VERIFY_ALL, nodes=8, manifest=SHAPES["chain"])
     execution_id = simulation.request()
     simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     late = simulation.by_node[plan.executors()[0]]
     late.hides_outputs = True
 
@@ -397,7 +395,7 @@ def request_abroad(simulation: Simulation, number: int = 1) -> tuple[str, str]:
     """Request an execution of one task; return it and its executor."""
     execution_id = simulation.request(number)
     assert simulation.run(8, lambda: bool(simulation.certificates.get(execution_id)))
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     return execution_id, plan.executors()[0]
 
 

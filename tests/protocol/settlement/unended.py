@@ -43,7 +43,7 @@ def open_execution(seed: int = 0) -> tuple[Steps, str, Plan]:
     for node in simulation.nodes:
         node.plans[execution_id] = None  # type: ignore[assignment]
     assert simulation.run(8, lambda: len(simulation.certificates.get(execution_id, {})) == 4)
-    plan = next(iter(simulation.certificates[execution_id].values())).plan
+    plan = simulation.find_plan(execution_id)
     return (
         (simulation, execution_id, plan)
         if len(set(plan.executors())) == 3
@@ -144,7 +144,7 @@ def reveal(simulation: Steps, *completions: Completion) -> None:
     for completion in completions:
         key = simulation.by_node[completion.node].identity.signing_key_hex
         for account in simulation.members:
-            simulation.feed(account, ev.CompletionReceived(completion, key))
+            simulation.feed(account, ev.ReportReceived(completion, key))
 
 
 def run_to_agreement(simulation: Steps, execution_id: str) -> bool:

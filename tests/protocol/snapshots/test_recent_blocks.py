@@ -9,8 +9,7 @@ from splitup.core.errors import BadSignature, PeerFault
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import Heartbeat
 from splitup.protocol.committee.events import NodeRecord
-from splitup.protocol.snapshots.liveness import NodeLiveness
-from splitup.protocol.snapshots.recent_blocks import RecentBlocks
+from splitup.protocol.snapshots.liveness import NodeLiveness, RecentBlocks
 from tests.builders import COMMON_CLASS
 from tests.protocol.committees import make_identity
 from tests.protocol.simulator import Simulation
@@ -125,12 +124,12 @@ def test_f13_a_member_whose_chain_lags_keeps_its_nodes() -> None:
 
     network.feed = withhold  # type: ignore[method-assign,assignment]
     network.run(1)  # until what was under way has arrived
-    stuck_at = behind.get_head()
+    stuck_at = behind.nodes.heads.head
     network.run(3 * limits.HEAD_MEMORY_S)
-    assert behind.get_head() == stuck_at
-    assert len({member.get_head() for member in network.members.values()}) == 2
+    assert behind.nodes.heads.head == stuck_at
+    assert len({member.nodes.heads.head for member in network.members.values()}) == 2
     for member in network.members.values():
-        assert len(member.list_heard(network.now)) == len(network.nodes)
+        assert len(member.nodes.list_heard(network.now)) == len(network.nodes)
 
 
 def test_with_many_nodes_heartbeats_may_be_rarer() -> None:
