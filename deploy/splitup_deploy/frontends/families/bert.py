@@ -194,8 +194,7 @@ def read_distilbert(fields: Fields, context: int | None) -> Bert:
             "activation": "hidden_act",
         }
     )
-    for name in ("sinusoidal_pos_embds", "tie_weights_"):  # the table is stored all the same
-        fields.get(name)
+    fields.skip("sinusoidal_pos_embds", "tie_weights_")  # the table is stored all the same
     return _read(fields, context, head=("pre_classifier", "relu", "classifier"), epsilon=1e-12)
 
 

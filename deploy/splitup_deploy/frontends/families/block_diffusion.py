@@ -55,8 +55,7 @@ ARCHITECTURES: Final[dict[str, Read]] = {
 
 
 def _add_sdar_blocks(fields: Fields, config: _AnyConfig) -> _AnyConfig:
-    for key in _SDAR_TRAINING:
-        fields.get(key)
+    fields.skip(*_SDAR_TRAINING)
     fields.rename({"block_length": "block_size"})
     return _add_blocks(fields, config, 4, 151_669)
 

@@ -29,8 +29,7 @@ _TRAINING: Final = (
 
 def ignore_training(fields: Fields) -> None:
     """Read the fields that change no result."""
-    for name in _TRAINING:
-        fields.get(name)
+    fields.skip(*_TRAINING)
 
 
 def read_activation(fields: Fields, key: str) -> Activation:

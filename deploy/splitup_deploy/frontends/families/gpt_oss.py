@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from splitup.core import tuning
 from splitup_deploy.frontends.decoder.decoder_config import Clamped
-from splitup_deploy.frontends.decoder.expert_layers import Experts, MoeConfig, Router
+from splitup_deploy.frontends.decoder.expert_layers import MoeConfig, Router
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import (
     add_rope,
@@ -24,31 +23,22 @@ from splitup_deploy.frontends.families.mixture_of_experts import add_experts
 
 def read_gpt_oss(fields: Fields, context: int | None) -> MoeConfig:
     """Read a GptOssForCausalLM configuration."""
-    fields.get("initial_context_length")  # says once more where YaRN begins
+    fields.skip("initial_context_length")  # says once more where YaRN begins
     fields.rename({"experts_per_token": "num_experts_per_tok", "num_experts": "num_local_experts"})
     fields.expect("hidden_act", "silu")
     if "rope_parameters" not in fields:
         fields.get_number("rope_theta"), fields.get_written("rope_scaling")
-    bias = fields.get_flag("attention_bias", True)
-    config = read_shape(fields, context, split=False, epsilon=1e-5)
+    config = read_shape(fields, context, split=False, epsilon=1e-5, bias=True)
     alpha, limit = (fields.get_number(f"swiglu_{key}", x) for key, x in _SWIGLU.items())
-    config = replace(
-        add_rope(fields, config),
-        qkv_bias=bias,
-        output_bias=bias,
-        sinks=True,
-        activation=Clamped(alpha, limit),
-    )
+    config = replace(add_rope(fields, config), sinks=True, activation=Clamped(alpha, limit))
     layers = read_local_layers(fields, config.layers, lambda layer: layer % 2 == 0)
-    experts = Experts(
-        count=fields.get_integer("num_local_experts", most=tuning.MAX_EXPERTS),
-        active=fields.get_integer("num_experts_per_tok"),
-        intermediate=config.intermediate,
+    return add_experts(
+        fields,
+        add_window(fields, config, layers),
+        Router(renormalised=True, name="router", linear_bias=True),
         names=("gate_up_proj", "down_proj"),
-        router=Router(renormalised=True, name="router", linear_bias=True),
         biased=True,
     )
-    return add_experts(fields, add_window(fields, config, layers), experts)
 
 
 _SWIGLU = {"alpha": 1.702, "limit": 7.0}

@@ -103,12 +103,11 @@ class ModernBert:
 def read_modernbert(fields: Fields, context: int | None) -> ModernBert:
     """Read the configuration of a ModernBERT, in its old and new spellings."""
     ignore_training(fields)
-    for name in (
+    fields.skip(  # of other heads, of how it is computed, or without a meaning
         *("decoder_bias", "deterministic_flash_attn", "sparse_prediction", "reference_compile"),
         *("sparse_pred_ignore_index", "repad_logits_with_grad", "layer_norm_eps", "hidden_act"),
         "position_embedding_type",
-    ):
-        fields.get(name)  # of other heads, of how it is computed, or without a meaning
+    )
     trained = fields.get_integer("max_position_embeddings", 8192)
     sizes = EncoderSizes(
         layers=fields.get_integer("num_hidden_layers", 22, most=tuning.MAX_LAYERS),
