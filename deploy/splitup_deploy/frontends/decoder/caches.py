@@ -19,16 +19,18 @@ and what reads them computes in float32: so the step that writes a row sees what
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import UOp
 
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
-from splitup_deploy.frontends.decoder.row_layout import Layout
 from splitup_deploy.frontends.tracing import Tracer
 from splitup_deploy.frontends.weight_sources import WeightSource
+
+if TYPE_CHECKING:
+    from splitup_deploy.frontends.decoder.step_function import Step
 
 _CHUNKS_BACK: Final = 2  # a speculative decoder's steps ahead go back by less
 _VECTORS: Final = 32  # the number of positions that a row reads is a multiple of this
@@ -61,14 +63,60 @@ def count_ring_rows(config: DecoderConfig, layer: int, chunk: int) -> int:
     return rows if rows < config.context else 0
 
 
-class CacheStep(Protocol):
-    """What a cache reads of a step that is traced (``step_function.Step``)."""
+class Layout:
+    """The columns of a step's input ``layout``, int32 [rows, 2 + 2 chunk]."""
 
-    config: DecoderConfig
-    tracer: Tracer
-    layout: Layout
-    rows: UOp | int
-    cache_dtype: str
+    def __init__(self, tracer: Tracer, layout: Tensor, rows: UOp | int, chunk: int) -> None:
+        self._tracer, self.chunk, self._rows = tracer, chunk, rows
+        self._layout = layout
+
+    def _take(self, rows: UOp | int, start: int, count: int) -> Tensor:
+        return self._layout.shrink(((0, rows), (start, start + count)))
+
+    @property
+    def positions(self) -> Tensor:
+        """Return the rows' positions: int32 [rows]."""
+        return self._take(self._rows, 0, 1).reshape(self._rows)
+
+    def get_start(self, context: int) -> Tensor:
+        """Return the number of valid cache rows, which the first row holds: int32 [1]."""
+        return self._take(1, 1, 1).reshape(1).maximum(0).minimum(context)
+
+    @property
+    def sources(self) -> Tensor:
+        """Return the new rows that each row sees, numbered from 1: int32 [rows, chunk]."""
+        return self._take(self._rows, 2, self.chunk)
+
+    @property
+    def shifts(self) -> Tensor:
+        """Return by how many rows each of the last valid cache rows moves back: int32 [chunk].
+
+        The values are not bounded here.
+        """
+        return self._take(1, 2 + self.chunk, self.chunk).reshape(self.chunk)
+
+    def find_slots(self, context: int) -> Tensor:
+        """Return the place of the key that a row sees at each position: int32 [rows, context].
+
+        Before the start it is the cache row with that number; from the start on the row's columns
+        name a new row, numbered from 1. Where the row sees nothing, it is ``-context``.
+        """
+        start = self.get_start(context)
+        place = self._tracer.iota(context)
+        sources = self.sources.permute(1, 0)  # [chunk, rows]
+        source = self._tracer.lookup(sources, place - start).permute(1, 0)  # [rows, context]
+        place, start = place.reshape(1, context), start.reshape(1, 1)
+        is_named = (source > 0) & (source <= self.chunk)
+        fresh = is_named.where(source, 0) + start - 1
+        return (place < start).where(place, is_named.where(fresh, -context))
+
+    def find_shifts(self, place: Tensor, context: int) -> Tensor:
+        """Return by how many rows the rows at these positions move back: int32, as ``place``.
+
+        The last chunk of rows before the start have shifts, in the first row's columns.
+        """
+        last = place - (self.get_start(context) - self.chunk)
+        return self._tracer.lookup(self.shifts, last).maximum(0).minimum(self.chunk)
 
 
 class Cache(Protocol):
@@ -88,7 +136,7 @@ class Cache(Protocol):
         ...
 
 
-def open_cache(step: CacheStep, layer: int) -> Cache:
+def open_cache(step: Step, layer: int) -> Cache:
     """Return the cache that a layer's window asks for."""
     rows = count_ring_rows(step.config, layer, step.layout.chunk)
     return Ring(step, layer, rows) if rows else FullCache(step, layer)
@@ -97,7 +145,7 @@ def open_cache(step: CacheStep, layer: int) -> Cache:
 class FullCache:
     """A row for every position of the context."""
 
-    def __init__(self, step: CacheStep, layer: int) -> None:
+    def __init__(self, step: Step, layer: int) -> None:
         self._step, self._layer = step, layer
         self.updates: dict[str, Tensor] = {}
 
@@ -127,7 +175,7 @@ class FullCache:
 class Ring:
     """The rows of the last positions, each in the row of its position modulo the size."""
 
-    def __init__(self, step: CacheStep, layer: int, size: int) -> None:
+    def __init__(self, step: Step, layer: int, size: int) -> None:
         self._step, self._layer, self._size = step, layer, size
         assert step.config.local is not None
         self._window, chunk = step.config.local.window, step.layout.chunk
@@ -194,13 +242,13 @@ def _is_aligned(place: Tensor, position: Tensor, window: int) -> Tensor:
     return place >= position - position % window
 
 
-def _open_state(step: CacheStep, layer: int, rows: int, fresh: Tensor) -> Tensor:
+def _open_state(step: Step, layer: int, rows: int, fresh: Tensor) -> Tensor:
     row = tuple(int(size) for size in fresh.shape[1:])
     return step.tracer.state(TensorSpec(f"layers.{layer}.kv", step.cache_dtype, (rows, *row)))
 
 
 def _choose_rows(
-    cache: Cache, step: CacheStep, layer: int, is_kept: Tensor, kept: Tensor, new: Tensor
+    cache: Cache, step: Step, layer: int, is_kept: Tensor, kept: Tensor, new: Tensor
 ) -> Tensor:
     is_kept = is_kept.reshape(is_kept.shape[0], *(1,) * (kept.ndim - 1))
     rows = step.tracer.mark(is_kept.where(kept, new), f"block {layer} attention: KV cache")

@@ -9,17 +9,16 @@ from typing import Final, Protocol
 
 from splitup.graph.manifest import ChatInfo, ModelKind
 from splitup_deploy.frontends.chat import offer_way_out
-from splitup_deploy.frontends.decoder import latent_attention, state_spaces
 from splitup_deploy.frontends.decoder.caches import count_steps_back
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
-from splitup_deploy.frontends.decoder.expert_layers import choose_feed_forward
+from splitup_deploy.frontends.decoder.expert_layers import compute_feed_forward
 from splitup_deploy.frontends.decoder.row_operations import Weights
+from splitup_deploy.frontends.decoder.state_spaces import mix
 from splitup_deploy.frontends.decoder.step_function import choose_chunk, trace_decoder
 from splitup_deploy.frontends.families import (
     block_diffusion,
     dense,
     gemma4,
-    gpt_oss,
     granite,
     hybrid,
     llama4,
@@ -34,7 +33,6 @@ ARCHITECTURES: Final[dict[str, Read]] = {
     **dense.ARCHITECTURES,
     **mixture_of_experts.ARCHITECTURES,
     **gemma4.ARCHITECTURES,
-    **gpt_oss.ARCHITECTURES,
     **granite.ARCHITECTURES,
     **llama4.ARCHITECTURES,
     **hybrid.ARCHITECTURES,
@@ -130,7 +128,6 @@ def trace_language_model(
     config: DecoderConfig, weights: Weights, chunk: int | None = None
 ) -> TracedModel:
     """Trace a step of a decoder with the parts that its configuration asks for (``decoder``)."""
-    mixer = state_spaces.choose_mixer(config, latent_attention.choose_mixer(config))
-    traced = trace_decoder(config, weights, chunk, choose_feed_forward(config), mixer)
+    traced = trace_decoder(config, weights, chunk, compute_feed_forward, mix)
     notes = (config.rope.note,) if config.rope.note else ()
     return replace(traced, notes=(*traced.notes, *notes))

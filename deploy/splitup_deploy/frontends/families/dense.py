@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder.decoder_config import Activation, DecoderConfig, Local
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Local
 from splitup_deploy.frontends.decoder.rotary import Rope
+from splitup_deploy.frontends.decoder.row_operations import Activation
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.rope_fields import (
     LONG_SCALINGS,

@@ -21,9 +21,9 @@ from splitup_deploy.frontends.decoder.decoder_config import (
     Borrowed,
     DecoderConfig,
     Global,
+    Router,
     TokenVectors,
 )
-from splitup_deploy.frontends.decoder.expert_layers import Router
 from splitup_deploy.frontends.decoder.rotary import Rope, make_rope, scale_linear
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import add_window, read_gemma_shape, read_local_layers

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent
-from splitup_deploy.frontends.decoder.expert_layers import MoeConfig, Router, Shared
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent, Router, Shared
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import (
     Read,
@@ -37,12 +36,12 @@ def read_granite(fields: Fields, context: int | None) -> DecoderConfig:
     return _add_factors(fields, read_llama(fields, context))
 
 
-def read_granite_moe(fields: Fields, context: int | None) -> MoeConfig:
+def read_granite_moe(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a GraniteMoeForCausalLM configuration."""
     return _add_experts(fields, _read_attention(fields, context))
 
 
-def read_granite_moe_shared(fields: Fields, context: int | None) -> MoeConfig:
+def read_granite_moe_shared(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a GraniteMoeSharedForCausalLM configuration."""
     config = _read_attention(fields, context)
     shared = None
@@ -152,6 +151,6 @@ def _add_factors(fields: Fields, config: DecoderConfig) -> DecoderConfig:
 
 def _add_experts(
     fields: Fields, config: DecoderConfig, inner: int | None = None, shared: Shared | None = None
-) -> MoeConfig:
+) -> DecoderConfig:
     router = Router(renormalised=True, name="router")
     return add_experts(fields, config, router, inner, prefix="block_sparse_moe", shared=shared)

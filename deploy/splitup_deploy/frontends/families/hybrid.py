@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent
-from splitup_deploy.frontends.decoder.expert_layers import Router, Shared
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent, Router, Shared
 from splitup_deploy.frontends.families.config_fields import Fields
-from splitup_deploy.frontends.families.dense import add_rope, read_activation, read_shape
+from splitup_deploy.frontends.families.dense import Read, add_rope, read_activation, read_shape
 from splitup_deploy.frontends.families.mixture_of_experts import (
     MIXTRAL,
     add_experts,
@@ -90,7 +89,7 @@ def read_kimi_linear(fields: Fields, context: int | None) -> DecoderConfig:
     )
 
 
-ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], DecoderConfig]]] = {
+ARCHITECTURES: Final[dict[str, Read]] = {
     "Qwen3_5ForCausalLM": read_qwen3_5,
     "Qwen3_5MoeForCausalLM": read_qwen3_5_moe,
     "Qwen3NextForCausalLM": read_qwen3_next,

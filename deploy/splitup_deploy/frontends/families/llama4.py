@@ -9,8 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Growth, Local
-from splitup_deploy.frontends.decoder.expert_layers import MoeConfig, Router, Shared
+from splitup_deploy.frontends.decoder.decoder_config import (
+    DecoderConfig,
+    Growth,
+    Local,
+    Router,
+    Shared,
+)
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import add_rope, read_shape, read_unturned
 from splitup_deploy.frontends.families.mixture_of_experts import add_experts
@@ -18,7 +23,7 @@ from splitup_deploy.frontends.families.mixture_of_experts import add_experts
 OWN_NAMES: Final = {".feed_forward.": ".mlp."}
 
 
-def read_llama4(fields: Fields, context: int | None) -> MoeConfig:
+def read_llama4(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Llama4ForCausalLM configuration."""
     fields.skip("for_llm_compressor", "attn_implementation")
     config = read_shape(fields, context, epsilon=1e-5, bias=False)

@@ -7,18 +7,24 @@ Where a default is not obvious, the field must be there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import fields as list_fields
 from dataclasses import replace
 from typing import Any, Final
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Indexer, Latent
-from splitup_deploy.frontends.decoder.expert_layers import Experts, MoeConfig, Router, Shared
+from splitup_deploy.frontends.decoder.decoder_config import (
+    Clamped,
+    DecoderConfig,
+    Experts,
+    Indexer,
+    Latent,
+    Router,
+    Shared,
+)
 from splitup_deploy.frontends.decoder.rotary import compute_yarn_scale
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import (
+    Read,
     add_rope,
     add_window,
     add_windows,
@@ -55,14 +61,14 @@ _MINIMAX_FIXED: Final = {
 MIXTRAL: Final[dict[str, Any]] = {"prefix": "block_sparse_moe", "names": ("w1", "w3", "w2")}
 
 
-def read_mixtral(fields: Fields, context: int | None) -> MoeConfig:
+def read_mixtral(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a MixtralForCausalLM configuration."""
     config = add_rope(fields, read_shape(fields, context, epsilon=1e-5), needs_theta=True)
     config = add_windows(fields, config)
     return add_experts(fields, config, Router(renormalised=True), **MIXTRAL)
 
 
-def read_qwen3_moe(fields: Fields, context: int | None) -> MoeConfig:
+def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Qwen3MoeForCausalLM configuration; some layers may have a dense MLP."""
     fields.rename({"num_local_experts": "num_experts"})
     config = add_rope(fields, read_shape(fields, context, bias=False), needs_theta=True)
@@ -76,7 +82,7 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> MoeConfig:
     )
 
 
-def read_olmoe(fields: Fields, context: int | None) -> MoeConfig:
+def read_olmoe(fields: Fields, context: int | None) -> DecoderConfig:
     """Read an OlmoeForCausalLM configuration: all layers have experts, of the intermediate size."""
     if "clip_qkv" in fields:
         raise fields.refuse("clip_qkv", "null")
@@ -85,7 +91,7 @@ def read_olmoe(fields: Fields, context: int | None) -> MoeConfig:
     return add_experts(fields, replace(config, wide_qk_norm=True), router, count="num_experts")
 
 
-def read_minimax_m2(fields: Fields, context: int | None) -> MoeConfig:
+def read_minimax_m2(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a MiniMaxM2ForCausalLM configuration: a Mixtral with DeepSeek-V3's router."""
     fields.expect_all(_MINIMAX_FIXED)
     config = read_shape(fields, context, split=False)
@@ -100,7 +106,7 @@ def read_minimax_m2(fields: Fields, context: int | None) -> MoeConfig:
     return add_experts(fields, config, router, **MIXTRAL)
 
 
-def read_phimoe(fields: Fields, context: int | None) -> MoeConfig:
+def read_phimoe(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a PhimoeForCausalLM configuration: layer norms, and a sparse mixer as router."""
     fields.skip("input_jitter_noise")  # of training
     config = add_rope(
@@ -126,7 +132,30 @@ def read_phimoe(fields: Fields, context: int | None) -> MoeConfig:
     return add_experts(fields, add_windows(fields, config), router, usual=2, **MIXTRAL)
 
 
-def read_mistral4(fields: Fields, context: int | None) -> MoeConfig:
+def read_gpt_oss(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a GptOssForCausalLM configuration: sinks, biases, and a bounded activation.
+
+    Source: the model card of gpt-oss, arXiv 2508.10925, section 2.
+    """
+    fields.skip("initial_context_length")  # says once more where YaRN begins
+    fields.rename({"experts_per_token": "num_experts_per_tok", "num_experts": "num_local_experts"})
+    fields.expect("hidden_act", "silu")
+    if "rope_parameters" not in fields:
+        fields.get_number("rope_theta"), fields.get_written("rope_scaling")
+    config = read_shape(fields, context, split=False, epsilon=1e-5, bias=True)
+    alpha, limit = fields.get_number("swiglu_alpha", 1.702), fields.get_number("swiglu_limit", 7.0)
+    config = replace(add_rope(fields, config), sinks=True, activation=Clamped(alpha, limit))
+    layers = read_local_layers(fields, config.layers, lambda layer: layer % 2 == 0)
+    return add_experts(
+        fields,
+        add_window(fields, config, layers),
+        Router(renormalised=True, name="router", linear_bias=True),
+        names=("gate_up_proj", "down_proj"),
+        biased=True,
+    )
+
+
+def read_mistral4(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Mistral4ForCausalLM configuration: a DeepSeek-V3 with a softmax router."""
     growth = read_growth(fields)
     share = fields.take("rope_parameters", "partial_rotary_factor")  # says it once more
@@ -139,7 +168,7 @@ def read_mistral4(fields: Fields, context: int | None) -> MoeConfig:
     return add_shared_experts(fields, config, router)
 
 
-def read_glm4_moe(fields: Fields, context: int | None) -> MoeConfig:
+def read_glm4_moe(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Glm4MoeForCausalLM configuration, without the layers that predict further ahead."""
     config = read_shape(fields, context, epsilon=1e-5)
     config = add_rope(fields, config, partial=0.5, needs_theta=True)
@@ -151,7 +180,7 @@ def read_glm4_moe(fields: Fields, context: int | None) -> MoeConfig:
     return add_shared_experts(fields, config, read_sigmoid_router(fields, grouped=False))
 
 
-def read_deepseek_v2(fields: Fields, context: int | None) -> MoeConfig:
+def read_deepseek_v2(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a DeepseekV2ForCausalLM configuration; the original's own code has more variations."""
     config = read_latent(fields, context)
     fields.expect_all({"scoring_func": "softmax", "norm_topk_prob": False, "mlp_bias": False})
@@ -167,7 +196,9 @@ def read_deepseek_v2(fields: Fields, context: int | None) -> MoeConfig:
     return add_shared_experts(fields, config, router)
 
 
-def read_deepseek_v3(fields: Fields, context: int | None, *, is_listed: bool = False) -> MoeConfig:
+def read_deepseek_v3(
+    fields: Fields, context: int | None, *, is_listed: bool = False
+) -> DecoderConfig:
     """Read a DeepseekV3ForCausalLM configuration, without the layers that predict further ahead.
 
     ``is_listed`` is that of ``add_shared_experts``.
@@ -180,12 +211,12 @@ def read_deepseek_v3(fields: Fields, context: int | None, *, is_listed: bool = F
     return add_shared_experts(fields, config, router, is_listed=is_listed)
 
 
-def read_deepseek_v32(fields: Fields, context: int | None) -> MoeConfig:
+def read_deepseek_v32(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a DeepseekV32ForCausalLM configuration: a DeepSeek-V3 with an indexer."""
     return _add_indexer(fields, _read_listed(fields, context), neighbours=False)
 
 
-def read_glm_moe_dsa(fields: Fields, context: int | None) -> MoeConfig:
+def read_glm_moe_dsa(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a GlmMoeDsaForCausalLM configuration (GLM-5): every block has an indexer of its own."""
     fields.expect("indexer_rope_interleave", True)
     config = _read_listed(fields, context)
@@ -195,14 +226,14 @@ def read_glm_moe_dsa(fields: Fields, context: int | None) -> MoeConfig:
     return _add_indexer(fields, config, neighbours=True)
 
 
-def _read_listed(fields: Fields, context: int | None) -> MoeConfig:
+def _read_listed(fields: Fields, context: int | None) -> DecoderConfig:
     fields.expect("mlp_bias", False)
     config = read_deepseek_v3(fields, context, is_listed=True)
     fields.expect("layer_types", ["indexed_attention"] * config.layers)
     return config
 
 
-def _add_indexer(fields: Fields, config: MoeConfig, *, neighbours: bool) -> MoeConfig:
+def _add_indexer(fields: Fields, config: DecoderConfig, *, neighbours: bool) -> DecoderConfig:
     """Return the configuration with an indexer, where the context has more than it chooses."""
     indexer = Indexer(
         fields.get_integer("index_n_heads"),
@@ -219,13 +250,13 @@ def _add_indexer(fields: Fields, config: MoeConfig, *, neighbours: bool) -> MoeC
     return replace(config, latent=replace(latent, indexer=indexer))
 
 
-def read_glm4_moe_lite(fields: Fields, context: int | None) -> MoeConfig:
+def read_glm4_moe_lite(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Glm4MoeLiteForCausalLM configuration: a DeepSeek-V3 that lists its dense blocks."""
     fields.expect("partial_rotary_factor", 1.0)
     return read_deepseek_v3(fields, context, is_listed=True)
 
 
-ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], MoeConfig]]] = {
+ARCHITECTURES: Final[dict[str, Read]] = {
     "MixtralForCausalLM": read_mixtral,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "OlmoeForCausalLM": read_olmoe,
@@ -235,6 +266,7 @@ ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], MoeConfig]]] = {
     "DeepseekV2ForCausalLM": read_deepseek_v2,
     "DeepseekV3ForCausalLM": read_deepseek_v3,
     "Mistral4ForCausalLM": read_mistral4,
+    "GptOssForCausalLM": read_gpt_oss,
     "DeepseekV32ForCausalLM": read_deepseek_v32,
     "GlmMoeDsaForCausalLM": read_glm_moe_dsa,
     "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
@@ -269,7 +301,7 @@ def add_shared_experts(
     is_listed: bool = False,
     module: str = "mlp.shared_experts",
     **others: Any,
-) -> MoeConfig:
+) -> DecoderConfig:
     """Add the experts of DeepSeek and later families, some of which are shared.
 
     The first layers are dense, or those that a list names if the family has one (``is_listed``).
@@ -322,7 +354,7 @@ def add_experts(
     active: str = "num_experts_per_tok",
     usual: int | None = None,
     **others: Any,
-) -> MoeConfig:
+) -> DecoderConfig:
     """Return the configuration with experts; raises InvalidModel when the router cannot work so.
 
     ``count`` and ``active`` are names of fields, ``usual`` the default of the latter. ``inner`` is
@@ -347,8 +379,7 @@ def add_experts(
             f"config.json asks for {experts.active} experts from {taken} of {groups} groups of "
             f"{experts.count}, which is not possible"
         )
-    values = {field.name: getattr(config, field.name) for field in list_fields(DecoderConfig)}
-    return MoeConfig(**values, experts=experts)
+    return replace(config, experts=experts)
 
 
 def _add_qwen_moe_window(fields: Fields, config: DecoderConfig) -> DecoderConfig:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
-from splitup_deploy.frontends.decoder.expert_layers import Shared
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Shared
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import Read, read_shape
 from splitup_deploy.frontends.families.granite import check_time_steps

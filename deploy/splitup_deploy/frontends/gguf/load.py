@@ -19,9 +19,8 @@ from splitup_deploy.frontends.families.architectures import (
 from splitup_deploy.frontends.gguf import encoder_file
 from splitup_deploy.frontends.gguf.config import choose_family, list_further_blocks, read_config
 from splitup_deploy.frontends.gguf.family_table import FAMILIES
-from splitup_deploy.frontends.gguf.header import GgufFile
+from splitup_deploy.frontends.gguf.header import GgufFile, read_gguf_parts
 from splitup_deploy.frontends.gguf.model_file import GgufWeights
-from splitup_deploy.frontends.gguf.parts import read_gguf_parts
 from splitup_deploy.frontends.gguf.tokenizer import find_end_tokens, make_tokenizer, read_chat
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 

@@ -13,7 +13,6 @@ from typing import Final
 
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
-from splitup_deploy.frontends.decoder import expert_layers
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.gguf.config import LONG_FACTORS, ROPE_FACTORS
 from splitup_deploy.frontends.gguf.family_table import Family
@@ -72,40 +71,30 @@ _LAYER_TENSORS: Final = {
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "mlp.router.proj": "ffn_gate_inp",
-    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp",
-    "mlp.shared_experts.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    **{
+        f"{module}.{part}_proj": f"ffn_{part}_shexp"
+        for module in ("mlp.shared_expert", "mlp.shared_experts", "block_sparse_moe.shared_experts")
+        for part in ("gate", "up", "down")
+    },
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.fc1_latent_proj": "ffn_latent_down",
     "mlp.fc2_latent_proj": "ffn_latent_up",
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
-    "block_sparse_moe.shared_experts.gate_proj": "ffn_gate_shexp",
-    "block_sparse_moe.shared_experts.up_proj": "ffn_up_shexp",
-    "block_sparse_moe.shared_experts.down_proj": "ffn_down_shexp",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_a": "ssm_alpha",
     "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.in_proj_qkvz": "ssm_in",
     "linear_attn.in_proj_ba": "ssm_ba",
-    "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
     "mamba.in_proj": "ssm_in",
-    "mamba.conv1d": "ssm_conv1d",
-    "mamba.norm": "ssm_norm",
-    "mamba.out_proj": "ssm_out",
-    "self_attn.q_conv1d": "ssm_conv1d_q",
-    "self_attn.k_conv1d": "ssm_conv1d_k",
-    "self_attn.v_conv1d": "ssm_conv1d_v",
-    "self_attn.f_a_proj": "ssm_f_a",
-    "self_attn.f_b_proj": "ssm_f_b",
-    "self_attn.g_a_proj": "ssm_g_a",
-    "self_attn.g_b_proj": "ssm_g_b",
+    **{
+        f"{module}.{part}": f"ssm_{part.removesuffix('_proj')}"
+        for module in ("linear_attn", "mamba")
+        for part in ("conv1d", "norm", "out_proj")
+    },
+    **{f"self_attn.{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},
+    **{f"self_attn.{part}_proj": f"ssm_{part}" for part in ("f_a", "f_b", "g_a", "g_b")},
     "self_attn.b_proj": "ssm_beta",
     "self_attn.o_norm": "ssm_norm",
 }
@@ -157,8 +146,7 @@ class GgufWeights(StoredWeights):
         self._turned = config.head_dim if config and family and family.interleaved else 0
         # the configuration has read the factors
         self._asked = set() if config is None else {ROPE_FACTORS, *LONG_FACTORS}
-        experts = config.experts if isinstance(config, expert_layers.MoeConfig) else None
-        self._experts = experts.count if experts else 0
+        self._experts = config.experts.count if config and config.experts else 0
 
     def get(self, name: str, *shape: int) -> WeightSource:
         """Return one weight; raises InvalidModel when it is absent or has another shape.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,11 @@ from splitup_deploy.frontends.families.text_towers import (
     find_text_tower,
     rename_weight,
 )
-from splitup_deploy.frontends.huggingface.chat import read_chat
 from splitup_deploy.frontends.huggingface.checkpoint import DirectoryWeights, read_json
 from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder
 from splitup_deploy.frontends.huggingface.lora import merge_adapter
 from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig
-from splitup_deploy.frontends.huggingface.tokenizer_file import read_tokenizer
+from splitup_deploy.frontends.huggingface.tokenizer_file import read_chat, read_tokenizer
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 
 
@@ -101,8 +99,11 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
     config = _find_own_head(config, weights)
     others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
     if config.latent is not None and config.latent.indexer is None:
-        others |= dict.fromkeys(_list_indexers(config), UNUSED_INDEXER)
-    others |= dict.fromkeys(_list_unused_keys(config), BORROWED)
+        blocks = (f"model.layers.{layer}.self_attn." for layer in range(config.layers))
+        others |= {f"{block}indexer.": UNUSED_INDEXER for block in blocks}
+    for layer in config.borrowed.layers if config.borrowed is not None else ():
+        parts = ("k_proj", "v_proj", "k_norm")  # which published files have nevertheless
+        others |= {f"model.layers.{layer}.self_attn.{part}.": BORROWED for part in parts}
     if is_tower:
         why = "it takes text only" if config.images is None else "register them with --vision"
         others |= dict.fromkeys(OTHER_MODULES, f"of the towers for images: {why}")
@@ -204,19 +205,6 @@ def _list_further_blocks(
     found = tuple(block for block in blocks if f"{block}enorm.weight" in weights)
     is_named = table.get("mtp_num_hidden_layers") or last > config.layers
     return (*found, "mtp.") if is_named else found
-
-
-def _list_indexers(config: DecoderConfig) -> Iterator[str]:
-    """Yield the name prefixes of indexers of sparse attention."""
-    for layer in range(config.layers):
-        yield f"model.layers.{layer}.self_attn.indexer."
-
-
-def _list_unused_keys(config: DecoderConfig) -> Iterator[str]:
-    """Yield the names of keys and values that published files have for layers that borrow them."""
-    for layer in config.borrowed.layers if config.borrowed is not None else ():
-        for part in ("k_proj", "v_proj", "k_norm"):
-            yield f"model.layers.{layer}.self_attn.{part}."
 
 
 def _read_eos_ids(

@@ -13,8 +13,8 @@ from splitup_deploy.frontends.decoder.float_weights import FloatWeights
 from splitup_deploy.frontends.decoder.row_operations import Weights
 from splitup_deploy.frontends.families.architectures import OpenDecoder
 from splitup_deploy.frontends.families.text_towers import find_text_tower
+from splitup_deploy.frontends.gguf.header import read_gguf_parts
 from splitup_deploy.frontends.gguf.load import is_gguf_file, open_gguf
-from splitup_deploy.frontends.gguf.parts import read_gguf_parts
 from splitup_deploy.frontends.huggingface.checkpoint import read_json
 from splitup_deploy.frontends.huggingface.config_only import ShapeWeights, is_without_weights
 from splitup_deploy.frontends.huggingface.directory import open_decoder, parse_config
