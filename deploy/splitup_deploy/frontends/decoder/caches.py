@@ -19,7 +19,7 @@ and what reads them computes in float32: so the step that writes a row sees what
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import UOp
@@ -28,9 +28,6 @@ from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.tracing import Tracer
 from splitup_deploy.frontends.weight_sources import WeightSource
-
-if TYPE_CHECKING:
-    from splitup_deploy.frontends.decoder.step_function import Step
 
 _CHUNKS_BACK: Final = 2  # a speculative decoder's steps ahead go back by less
 _VECTORS: Final = 32  # the number of positions that a row reads is a multiple of this
@@ -119,6 +116,16 @@ class Layout:
         return self._tracer.lookup(self.shifts, last).maximum(0).minimum(self.chunk)
 
 
+class CacheStep(Protocol):
+    """What a cache reads of a step that is traced (``step_function.Step``)."""
+
+    config: DecoderConfig
+    tracer: Tracer
+    layout: Layout
+    rows: UOp | int
+    cache_dtype: str
+
+
 class Cache(Protocol):
     """A layer's cache in one step while it is traced. ``updates``: its new states, by name."""
 
@@ -136,7 +143,7 @@ class Cache(Protocol):
         ...
 
 
-def open_cache(step: Step, layer: int) -> Cache:
+def open_cache(step: CacheStep, layer: int) -> Cache:
     """Return the cache that a layer's window asks for."""
     rows = count_ring_rows(step.config, layer, step.layout.chunk)
     return Ring(step, layer, rows) if rows else FullCache(step, layer)
@@ -145,7 +152,7 @@ def open_cache(step: Step, layer: int) -> Cache:
 class FullCache:
     """A row for every position of the context."""
 
-    def __init__(self, step: Step, layer: int) -> None:
+    def __init__(self, step: CacheStep, layer: int) -> None:
         self._step, self._layer = step, layer
         self.updates: dict[str, Tensor] = {}
 
@@ -175,7 +182,7 @@ class FullCache:
 class Ring:
     """The rows of the last positions, each in the row of its position modulo the size."""
 
-    def __init__(self, step: Step, layer: int, size: int) -> None:
+    def __init__(self, step: CacheStep, layer: int, size: int) -> None:
         self._step, self._layer, self._size = step, layer, size
         assert step.config.local is not None
         self._window, chunk = step.config.local.window, step.layout.chunk
@@ -242,13 +249,13 @@ def _is_aligned(place: Tensor, position: Tensor, window: int) -> Tensor:
     return place >= position - position % window
 
 
-def _open_state(step: Step, layer: int, rows: int, fresh: Tensor) -> Tensor:
+def _open_state(step: CacheStep, layer: int, rows: int, fresh: Tensor) -> Tensor:
     row = tuple(int(size) for size in fresh.shape[1:])
     return step.tracer.state(TensorSpec(f"layers.{layer}.kv", step.cache_dtype, (rows, *row)))
 
 
 def _choose_rows(
-    cache: Cache, step: Step, layer: int, is_kept: Tensor, kept: Tensor, new: Tensor
+    cache: Cache, step: CacheStep, layer: int, is_kept: Tensor, kept: Tensor, new: Tensor
 ) -> Tensor:
     is_kept = is_kept.reshape(is_kept.shape[0], *(1,) * (kept.ndim - 1))
     rows = step.tracer.mark(is_kept.where(kept, new), f"block {layer} attention: KV cache")
