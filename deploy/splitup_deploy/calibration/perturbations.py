@@ -20,10 +20,11 @@ from splitup.core.errors import InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
 from splitup.graph.arrays import decode_array, encode_array, round_array
 from splitup.graph.dtypes import FLOATS
-from splitup.graph.ir import Graph, GraphOutput, Node, Update
+from splitup.graph.ir import Graph, Node
 from splitup.graph.noise import add_noise
 from splitup.graph.operations.spec import Value
 from splitup.graph.rules import CheckedGraph, check_graph
+from splitup_deploy.cutting.passes import replace_nodes
 
 MAX_SKIPS: Final = 4  # branches left out, one at a time; more blocks have the same branches
 NOISES: Final = 4  # times that a task is computed with noise
@@ -177,13 +178,7 @@ class _Copy:
         self.moved[index] = self.add(replace(node, srcs=moved))
 
     def finish(self) -> Graph:
-        graph = self._graph
-        return replace(
-            graph,
-            nodes=tuple(self.nodes),
-            outputs=tuple(GraphOutput(o.name, self.moved[o.node]) for o in graph.outputs),
-            updates=tuple(Update(u.state, self.moved[u.node]) for u in graph.updates),
-        )
+        return replace_nodes(self._graph, self.nodes, self.moved)
 
 
 def round_activations(graph: CheckedGraph) -> Graph:

@@ -47,8 +47,8 @@ from splitup.graph.manifest import (
 )
 from splitup.graph.manifest_rules import check_manifest
 from splitup.graph.rules import CheckedGraph, check_graph
+from splitup_deploy.cutting.advice import advise_target, check_least, measure_bounds
 from splitup_deploy.cutting.divide import divide
-from splitup_deploy.cutting.least_target import advise_target, check_least, measure_bounds
 from splitup_deploy.cutting.partition import (
     Balance,
     Region,

@@ -18,11 +18,12 @@ a code generator may sum in another order when a kernel has fewer elements. Piec
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from splitup.graph.ir import Dim, Graph, GraphOutput, Node, Update, Weight, encode_float
+from splitup.graph.ir import Dim, Node, Weight, encode_float
 from splitup.graph.rules import check_graph
 from splitup_deploy.cutting.partition import find_regions
+from splitup_deploy.cutting.passes import replace_nodes
 from splitup_deploy.cutting.piece_plans import PiecePlan, PieceScope
 from splitup_deploy.cutting.slices import (
     Box,
@@ -108,16 +109,8 @@ class _Writer:
             self._moved.append(self._add(Node(node.op, node.dtype, srcs, node.arg)))
             if index in model.labels:
                 self._labels[self._moved[index]] = model.labels[index]
-        result = Graph(
-            graph.inputs,
-            tuple(self._weights),
-            graph.states,
-            tuple(self._nodes),
-            tuple(GraphOutput(output.name, self._moved[output.node]) for output in graph.outputs),
-            tuple(Update(update.state, self._moved[update.node]) for update in graph.updates),
-            graph.symbols,
-        )
-        graph = check_graph(result)
+        result = replace_nodes(graph, self._nodes, self._moved)
+        graph = check_graph(replace(result, weights=tuple(self._weights)))
         model = TracedModel(graph, self._labels, self._sources, notes=model.notes)
         return Divided(model, frozenset(self._borders))
 

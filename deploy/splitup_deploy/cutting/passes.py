@@ -7,7 +7,7 @@ it do not decide that again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -96,15 +96,7 @@ def _insert(
             nodes.append(Node("CONTIGUOUS", node.dtype, (len(nodes) - 1,)))
             origins.append(index)
         moved.append(len(nodes) - 1)
-    result = Graph(
-        graph.inputs,
-        graph.weights,
-        graph.states,
-        tuple(nodes),
-        tuple(GraphOutput(output.name, moved[output.node]) for output in graph.outputs),
-        tuple(Update(update.state, moved[update.node]) for update in graph.updates),
-        graph.symbols,
-    )
+    result = replace_nodes(graph, nodes, moved)
     labels = {moved[index]: label for index, label in model.labels.items()}
     banks = tuple(
         Bank(
@@ -117,6 +109,21 @@ def _insert(
         for bank in model.banks
     )
     return replace(model, graph=result, labels=labels, banks=banks)
+
+
+def replace_nodes(
+    graph: Graph, nodes: Sequence[Node], moved: Sequence[int] | Mapping[int, int]
+) -> Graph:
+    """Return the graph with other nodes, of which ``moved`` says what the old ones became."""
+    return Graph(
+        graph.inputs,
+        graph.weights,
+        graph.states,
+        tuple(nodes),
+        tuple(GraphOutput(output.name, moved[output.node]) for output in graph.outputs),
+        tuple(Update(update.state, moved[update.node]) for update in graph.updates),
+        graph.symbols,
+    )
 
 
 def _find_in_large_kernels(graph: Graph, values: Sequence[Value]) -> frozenset[int]:

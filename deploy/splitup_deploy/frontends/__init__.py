@@ -26,49 +26,34 @@ from splitup_deploy.frontends.tinygrad_function import is_callable_reference, lo
 
 __all__ = ["FRONT_ENDS", "FrontEnd", "Sizes", "SourceModel", "load_model", "trace_model"]
 
-_Load = Callable[[str, Sizes], SourceModel]
-
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """``recognises`` says cheaply whether a source has this format; ``load`` traces it."""
+    """``recognises`` says cheaply whether a source has this format; ``load`` traces it.
+
+    ``takes`` are the ``Sizes`` that have a meaning for it.
+    """
 
     recognises: Callable[[str], bool]
-    load: _Load
+    load: Callable[[str, Sizes], SourceModel]
+    takes: tuple[str, ...] = ()
 
 
-def _fixed(load: _Load) -> _Load:
-    """Return a loader for a format without symbolic dimensions."""
-
-    def load_fixed(source: str, sizes: Sizes) -> SourceModel:
-        if sizes.dims:
-            raise InvalidModel(
-                f"'{source}' has no dimension '{next(iter(sizes.dims)):.80}'; "
-                "only ONNX files have symbolic dimensions"
-            )
-        return load(source, sizes)
-
-    return load_fixed
-
-
-def _textless(load: _Load) -> _Load:
-    """Return a loader for a format without text models."""
-
-    def load_function(source: str, sizes: Sizes) -> SourceModel:
-        for name in ("context", "chunk", "without"):
-            if getattr(sizes, name) is not None:
-                raise InvalidModel(f"'{source}' is no text model: leave out the {name}")
-        return load(source, sizes)
-
-    return load_function
-
-
-FRONT_ENDS: Final[dict[str, FrontEnd]] = {
-    "shapes": FrontEnd(is_without_weights, _fixed(load_shapes)),
-    "huggingface": FrontEnd(is_huggingface_directory, _fixed(load_huggingface)),
-    "gguf": FrontEnd(is_gguf_file, _fixed(load_gguf)),
-    "onnx": FrontEnd(is_onnx_file, _textless(load_onnx)),
-    "callable": FrontEnd(is_callable_reference, _fixed(_textless(load_callable))),
+_TEXT: Final = ("context", "chunk", "without")
+_IMAGES: Final = (*_TEXT, "vision", "images")
+FRONT_ENDS: Final = (
+    FrontEnd(is_without_weights, load_shapes, _IMAGES),
+    FrontEnd(is_huggingface_directory, load_huggingface, (*_IMAGES, "adapter")),
+    FrontEnd(is_gguf_file, load_gguf, _TEXT),
+    FrontEnd(is_onnx_file, load_onnx, ("dims",)),
+    FrontEnd(is_callable_reference, load_callable),
+)
+_REFUSALS: Final = {
+    **{name: f"is no text model: leave out the {name}" for name in _TEXT},
+    "adapter": "is no Hugging Face directory with weights, which an adapter can be merged into",
+    "vision": "is no Hugging Face directory: leave out --vision",
+    "images": "is no Hugging Face directory: leave out --images",
+    "dims": "has no dimension '{:.80}'; only ONNX files have symbolic dimensions",
 }
 
 
@@ -85,17 +70,12 @@ def trace_model(source: str, sizes: Sizes | None = None) -> SourceModel:
     """
     keep_simplified()
     sizes = sizes or Sizes()
-    for name, front_end in FRONT_ENDS.items():
+    for front_end in FRONT_ENDS:
         if front_end.recognises(source):
-            if sizes.adapter is not None and name != "huggingface":
-                raise InvalidModel(
-                    f"'{source}' is no Hugging Face directory with weights, which an adapter can "
-                    "be merged into"
-                )
-            if sizes.vision and name not in ("huggingface", "shapes"):
-                raise InvalidModel(f"'{source}' is no Hugging Face directory: leave out --vision")
-            if sizes.images is not None and name not in ("huggingface", "shapes"):
-                raise InvalidModel(f"'{source}' is no Hugging Face directory: leave out --images")
+            for name, refusal in _REFUSALS.items():
+                is_given = getattr(sizes, name) != getattr(Sizes(), name)
+                if is_given and name not in front_end.takes:
+                    raise InvalidModel(f"'{source}' {refusal.format(*sizes.dims)}")
             model = front_end.load(source, sizes)
             if model.text is not None:
                 check_tokenizer(model.text.tokenizer)

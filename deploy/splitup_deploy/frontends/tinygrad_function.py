@@ -40,7 +40,7 @@ def is_callable_reference(source: str) -> bool:
     return bool(_REFERENCE.fullmatch(source))
 
 
-def load_callable(source: str, sizes: Sizes | None = None) -> SourceModel:
+def load_callable(source: str, sizes: Sizes) -> SourceModel:
     """Import and trace ``module:function``; raises InvalidModel when that is not possible."""
     module_name, _, function_name = source.partition(":")
     with tracing():

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -349,6 +349,37 @@ def describe_not_finite(names: list[str]) -> tuple[str, ...]:
     if not names:
         return ()
     return (f"NaN or infinity in weight {name_some(names)}: the model's file may be broken",)
+
+
+class StoredWeights:
+    """What the weights of all kinds of sources have in common (``row_operations.Weights``)."""
+
+    def get(self, name: str, *shape: int) -> WeightSource:
+        """Return one weight; raises InvalidModel when it is absent or has another shape."""
+        raise NotImplementedError
+
+    def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
+        """Return the weights (name, rows) concatenated along the rows, called ``name``."""
+        sources = [self.get(part, rows, *shape[1:]) for part, rows in parts]
+        first = sources[0].spec
+        return join_sources(TensorSpec(name, first.dtype, (shape[0], *first.shape[1:])), sources)
+
+
+def describe_left_out(
+    names: Iterable[str], others: Mapping[str, str], what: str, problem: str
+) -> tuple[str, ...]:
+    """Return what to say of weights that were left out.
+
+    ``others`` says for prefixes of names what such weights are. Raises InvalidModel for any other:
+    it would change the results.
+    """
+    left: dict[str, list[str]] = {}
+    for name in names:
+        why = next((others[prefix] for prefix in others if name.startswith(prefix)), "")
+        left.setdefault(why, []).append(name)
+    if unknown := left.pop("", []):
+        raise InvalidModel(f"{what} {name_some(unknown)} for which {problem}")
+    return tuple(f"left out: {name_some(left[why])}, {why}" for why in sorted(left))
 
 
 def name_some(names: list[str]) -> str:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from splitup_deploy.cutting.build import build
-from splitup_deploy.frontends.gguf.header import read_gguf
-from splitup_deploy.frontends.gguf.parts import read_gguf_parts
+from splitup_deploy.frontends.gguf.header import read_gguf, read_gguf_parts
 
 from splitup.core.errors import InvalidModel
 from tests.deploy.ggufs import save_gguf, write_gguf

@@ -10,9 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.families.config_fields import IGNORED
-from splitup_deploy.frontends.huggingface.chat import read_chat
 from splitup_deploy.frontends.huggingface.directory import load_huggingface, parse_config
-from splitup_deploy.frontends.huggingface.tokenizer_file import read_tokenizer
+from splitup_deploy.frontends.huggingface.tokenizer_file import read_chat, read_tokenizer
 from splitup_deploy.frontends.source_model import Sizes
 from tokenizers import Tokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from splitup_deploy.cutting.build import build
-from splitup_deploy.frontends.decoder.expert_layers import choose_feed_forward
+from splitup_deploy.frontends.decoder.expert_layers import compute_feed_forward
 from splitup_deploy.frontends.decoder.step_function import trace_decoder
 from splitup_deploy.frontends.huggingface.directory import parse_config
 from splitup_deploy.frontends.source_model import Sizes
@@ -84,7 +84,7 @@ def test_several_rows_at_once_in_bfloat16() -> None:
     config = {**MIXTRAL, "num_hidden_layers": 1}
     weights = make_weights(config)
     parsed = parse_config(config, None)
-    traced = trace_decoder(parsed, Halves(weights), 2, choose_feed_forward(parsed)).read_weights()
+    traced = trace_decoder(parsed, Halves(weights), 2, compute_feed_forward).read_weights()
     program = TaskProgram.from_graph(
         check_graph(traced.graph), lambda name: memoryview(b"".join(traced.weights[name].read()))
     )

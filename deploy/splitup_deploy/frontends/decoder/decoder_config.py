@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from splitup.graph.manifest import DiffusionInfo, ImageInfo
 from splitup_deploy.frontends.decoder.rotary import Rope
+from splitup_deploy.frontends.decoder.row_operations import Activation
 
-Activation = Literal["silu", "gelu-tanh", "relu"]
+PROJECTIONS: Final = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,73 @@ class Clamped:
 
 
 @dataclass(frozen=True, slots=True)
+class Router:
+    """How a row's experts are chosen and weighted.
+
+    ``renormalised``: the gates of a row's chosen experts add up to one. ``scale`` multiplies them
+    after that. ``biased``: the choice, but not the gates, uses scores plus a bias of every expert.
+    With several ``groups`` of neighbouring experts, only experts in the ``groups_taken`` best
+    groups can be chosen; a group is ranked by the sum of its ``group_best`` best experts.
+    ``name`` is its layer; ``linear_bias``: that has a bias, which changes the gates as well.
+    ``scaled``: rows are normalised and multiplied by "scale" [hidden] / sqrt(hidden) before, gates
+    by "per_expert_scale" [experts] at the end; both weights stand beside the layer.
+    ``jitter`` is that of a sparse mixer (arXiv 2409.12136, without sampling): the experts are
+    chosen one after the other, and a gate is the softmax over those that are left and differ from
+    the best one by at most 2 jitter, relatively.
+    """
+
+    scoring: Literal["softmax", "sigmoid", "mixer"] = "softmax"
+    name: str = "gate"
+    linear_bias: bool = False
+    scaled: bool = False
+    jitter: float = 0.0
+    renormalised: bool = False
+    scale: float = 1.0
+    biased: bool = False
+    groups: int = 1
+    groups_taken: int = 1
+    group_best: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The shared experts: one MLP for every row, the ``module`` of a block.
+
+    ``gated``: its output is multiplied by the sigmoid of another projection, ``module``_gate.
+    """
+
+    intermediate: int
+    module: str
+    gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of all layers except ``dense_layers``, and the names of their weights.
+
+    ``prefix`` is their module in a block; ``names`` are gate, up and down projection, or the
+    projection whose rows are of gate and up in turn, and down. ``biased``: they have biases.
+    ``gated_input``: a gate multiplies what its expert reads, not what it gives. ``latent``: experts
+    read and write rows of this width; projections lead there and back (fc1 and fc2_latent_proj).
+    ``beside_dense``: every row passes the dense MLP as well. Then router and experts read the rows
+    before the MLP's norm, by norms of their own, and what both give is normalised and added.
+    """
+
+    count: int
+    active: int
+    intermediate: int
+    router: Router
+    prefix: str = "mlp"
+    names: tuple[str, ...] = PROJECTIONS
+    dense_layers: frozenset[int] = frozenset()
+    shared: Shared | None = None
+    biased: bool = False
+    gated_input: bool = False
+    latent: int | None = None
+    beside_dense: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """The sizes of a decoder, and its variations; the defaults are Llama's.
 
@@ -179,6 +247,7 @@ class DecoderConfig:
     token_vectors: TokenVectors | None = None
     latent: Latent | None = None
     recurrent: Recurrent | None = None
+    experts: Experts | None = None
     diffusion: DiffusionInfo | None = None  # how texts are written; changes no step
     images: ImageInfo | None = None  # rows of images replace those of their tokens
     qkv_bias: bool = False

@@ -12,8 +12,8 @@ Sources: arXiv 2401.04088, section 2.1; arXiv 2505.09388, section 2; arXiv 2412.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from dataclasses import replace
+from typing import Final
 
 from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
@@ -21,112 +21,29 @@ from tinygrad.uop.ops import UOp
 
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
+from splitup_deploy.frontends.decoder.decoder_config import Experts, Shared
 from splitup_deploy.frontends.decoder.quantised import dequantise
-from splitup_deploy.frontends.decoder.row_operations import MASKED
+from splitup_deploy.frontends.decoder.row_operations import MASKED, compute_sigmoid
 from splitup_deploy.frontends.decoder.step_function import (
-    FeedForward,
     Step,
     compute_dense_mlp,
     compute_gated_mlp,
-    compute_sigmoid,
 )
 from splitup_deploy.frontends.weight_sources import WeightSource
 
-PROJECTIONS: Final = ("gate_proj", "up_proj", "down_proj")
 # The sum by which a row's scores are divided is at least this, because sigmoids may all be zero. It
 # is the smallest normal float16, as in llama.cpp.
 MIN_SCORES: Final = 2.0**-14
 
 
-@dataclass(frozen=True, slots=True)
-class Router:
-    """How a row's experts are chosen and weighted.
-
-    ``renormalised``: the gates of a row's chosen experts add up to one. ``scale`` multiplies them
-    after that. ``biased``: the choice, but not the gates, uses scores plus a bias of every expert.
-    With several ``groups`` of neighbouring experts, only experts in the ``groups_taken`` best
-    groups can be chosen; a group is ranked by the sum of its ``group_best`` best experts.
-    ``name`` is its layer; ``linear_bias``: that has a bias, which changes the gates as well.
-    ``scaled``: rows are normalised and multiplied by "scale" [hidden] / sqrt(hidden) before, gates
-    by "per_expert_scale" [experts] at the end; both weights stand beside the layer.
-    ``jitter`` is that of a sparse mixer (arXiv 2409.12136, without sampling): the experts are
-    chosen one after the other, and a gate is the softmax over those that are left and differ from
-    the best one by at most 2 jitter, relatively.
-    """
-
-    scoring: Literal["softmax", "sigmoid", "mixer"] = "softmax"
-    name: str = "gate"
-    linear_bias: bool = False
-    scaled: bool = False
-    jitter: float = 0.0
-    renormalised: bool = False
-    scale: float = 1.0
-    biased: bool = False
-    groups: int = 1
-    groups_taken: int = 1
-    group_best: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """The shared experts: one MLP for every row, the ``module`` of a block.
-
-    ``gated``: its output is multiplied by the sigmoid of another projection, ``module``_gate.
-    """
-
-    intermediate: int
-    module: str
-    gated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """The experts of all layers except ``dense_layers``, and the names of their weights.
-
-    ``prefix`` is their module in a block; ``names`` are gate, up and down projection, or the
-    projection whose rows are of gate and up in turn, and down. ``biased``: they have biases.
-    ``gated_input``: a gate multiplies what its expert reads, not what it gives. ``latent``: experts
-    read and write rows of this width; projections lead there and back (fc1 and fc2_latent_proj).
-    ``beside_dense``: every row passes the dense MLP as well. Then router and experts read the rows
-    before the MLP's norm, by norms of their own, and what both give is normalised and added.
-    """
-
-    count: int
-    active: int
-    intermediate: int
-    router: Router
-    prefix: str = "mlp"
-    names: tuple[str, ...] = PROJECTIONS
-    dense_layers: frozenset[int] = frozenset()
-    shared: Shared | None = None
-    biased: bool = False
-    gated_input: bool = False
-    latent: int | None = None
-    beside_dense: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class MoeConfig(DecoderConfig):
-    """A decoder with experts."""
-
-    experts: Experts | None = None
-
-
-def choose_feed_forward(config: DecoderConfig) -> FeedForward | None:
-    """Return the feed-forward part of a model with experts, None for a dense one."""
-    if not isinstance(config, MoeConfig) or config.experts is None:
-        return None
-    experts = config.experts
-
-    def compute(step: Step, h: Tensor, x: Tensor, layer: int) -> Tensor:
-        if layer in experts.dense_layers:
-            return compute_dense_mlp(step, h, x, layer)
-        if experts.beside_dense:
-            return _add_experts(step, h, x, layer, experts)
-        return compute_experts(step, h, h, layer, experts)
-
-    return compute
+def compute_feed_forward(step: Step, h: Tensor, x: Tensor, layer: int) -> Tensor:
+    """Return a layer's experts, or its dense MLP, of h [rows, hidden], which is x normalised."""
+    experts = step.config.experts
+    if experts is None or layer in experts.dense_layers:
+        return compute_dense_mlp(step, h, x, layer)
+    if experts.beside_dense:
+        return _add_experts(step, h, x, layer, experts)
+    return compute_experts(step, h, h, layer, experts)
 
 
 def _add_experts(step: Step, h: Tensor, x: Tensor, layer: int, experts: Experts) -> Tensor:

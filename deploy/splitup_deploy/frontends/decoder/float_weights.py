@@ -14,7 +14,7 @@ from splitup.backend.devices.device_choice import select_device
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.quantised import dequantise
 from splitup_deploy.frontends.decoder.row_operations import Weights
-from splitup_deploy.frontends.weight_sources import WeightSource, join_sources
+from splitup_deploy.frontends.weight_sources import StoredWeights, WeightSource
 
 _PART_BYTES: Final = 1 << 20  # of blocks that become numbers at once
 
@@ -36,7 +36,7 @@ class Dequantised:
             yield dequantise(part, self.source.encoding).numpy().tobytes()
 
 
-class FloatWeights:
+class FloatWeights(StoredWeights):
     """A model's weights; those in blocks as the float32 numbers that they stand for."""
 
     def __init__(self, weights: Weights) -> None:
@@ -52,8 +52,3 @@ class FloatWeights:
     def can_join(self, names: list[str]) -> bool:
         """Say whether these weights have the same storage format."""
         return self._weights.can_join(names)
-
-    def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
-        """Return the weights (name, rows) concatenated along the rows, called ``name``."""
-        sources = [self.get(part, rows, *shape[1:]) for part, rows in parts]
-        return join_sources(TensorSpec(name, sources[0].spec.dtype, shape), sources)

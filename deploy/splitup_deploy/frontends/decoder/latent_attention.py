@@ -13,17 +13,9 @@ from __future__ import annotations
 from tinygrad.tensor import Tensor
 
 from splitup_deploy.frontends.decoder.caches import Cache, open_cache
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Latent
+from splitup_deploy.frontends.decoder.decoder_config import Latent
 from splitup_deploy.frontends.decoder.sparse_positions import SparseCache, compute_index_key
-from splitup_deploy.frontends.decoder.step_function import Mixer, Step
-
-
-def choose_mixer(config: DecoderConfig) -> Mixer | None:
-    """Return the mixer that replaces attention; None for a model with plain attention."""
-    latent = config.latent
-    if latent is None:
-        return None
-    return lambda step, x, layer: attend_compressed(step, x, layer, latent)
+from splitup_deploy.frontends.decoder.step_function import Step
 
 
 def attend_compressed(

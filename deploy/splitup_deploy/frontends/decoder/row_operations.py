@@ -7,8 +7,9 @@ dtype.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
@@ -19,6 +20,7 @@ from splitup_deploy.frontends.decoder.quantised import dequantise
 from splitup_deploy.frontends.tracing import Tracer
 from splitup_deploy.frontends.weight_sources import WeightSource
 
+Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
 MASKED = -1e30  # finite, so that a row without visible keys gives no NaN
 
 
@@ -147,6 +149,40 @@ class RowOperations:
         spread = powers.reshape(rows, *powers.shape[1:3], positions, 1)
         mixed = (spread * values).sum(3)
         return mark((mixed / total.unsqueeze(3)).reshape(rows, width), f"{label}: values")
+
+
+def rotate_heads(heads: Tensor, count: int, angles: Tensor, *, neighbours: bool = False) -> Tensor:
+    """Return the first ``count`` of heads [rows, heads, size], rotated by angles [rows, 2, half].
+
+    ``neighbours``: element 2i is paired with 2i + 1, and they are half a head apart in the result.
+    """
+    half, size = int(angles.shape[2]), int(heads.shape[2])
+    cosine, sine = angles[:, 0:1, :], angles[:, 1:2, :]
+    if not neighbours:
+        first, second = heads[:, :count, :half], heads[:, :count, half : 2 * half]
+    else:
+        pairs = heads[:, :count, : 2 * half].reshape(heads.shape[0], count, half, 2)
+        first, second = pairs[:, :, :, 0], pairs[:, :, :, 1]
+    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    if 2 * half < size:
+        turned.append(heads[:, :count, 2 * half :])
+    return Tensor.cat(*turned, dim=2)
+
+
+def compute_activation(form: Activation, x: Tensor) -> Tensor:
+    """Return the activation of x; "gelu" is the exact one (arXiv 1606.08415)."""
+    if form == "relu":
+        return x.maximum(0.0)
+    if form == "gelu":
+        return x * 0.5 * (1.0 + (x * math.sqrt(0.5)).erf())
+    # 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u))
+    widened = x * (1.0 + x.square() * 0.044715) * (2.0 * math.sqrt(2.0 / math.pi))
+    return x * compute_sigmoid(x if form == "silu" else widened)
+
+
+def compute_sigmoid(x: Tensor) -> Tensor:
+    """Return 1 / (1 + exp(-x)), which is 0 where the power is infinite."""
+    return (1.0 + (-x).exp()).reciprocal()
 
 
 def bound_slots(slots: Tensor, context: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Recurrent layers with selective state spaces (Mamba-2), and the choice of a recurrent layer.
+"""Recurrent layers with selective state spaces (Mamba-2), and what mixes the rows of each layer.
 
 A head's memory S, of states by values, decays and takes a row's input x, stretched by its step dt:
 
@@ -13,23 +13,20 @@ from __future__ import annotations
 
 from tinygrad.tensor import Tensor
 
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
+from splitup_deploy.frontends.decoder.latent_attention import attend_compressed
 from splitup_deploy.frontends.decoder.recurrent_layers import DeltaRule, compute_soft_plus
-from splitup_deploy.frontends.decoder.step_function import Mixer, Step, compute_sigmoid
+from splitup_deploy.frontends.decoder.row_operations import compute_sigmoid
+from splitup_deploy.frontends.decoder.step_function import Step
 
 
-def choose_mixer(config: DecoderConfig, attention: Mixer | None) -> Mixer | None:
-    """Return the mixer: a recurrent one, and ``attention`` in layers that are not recurrent."""
-    shape = config.recurrent
-    if shape is None:
-        return attention
-
-    def mix(step: Step, x: Tensor, layer: int) -> tuple[Tensor, dict[str, Tensor]]:
-        if layer not in shape.layers:
-            return (attention or Step.attend)(step, x, layer)
+def mix(step: Step, x: Tensor, layer: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return x plus a layer's attention, or what replaces it, and the new values of its states."""
+    shape, latent = step.config.recurrent, step.config.latent
+    if shape is not None and layer in shape.layers:
         return (StateSpace if shape.selective else DeltaRule)(step, shape, layer).compute(x)
-
-    return mix
+    if latent is not None:
+        return attend_compressed(step, x, layer, latent)
+    return step.attend(x, layer)
 
 
 class StateSpace(DeltaRule):

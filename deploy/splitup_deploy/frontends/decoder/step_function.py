@@ -30,17 +30,22 @@ from tinygrad.uop.ops import UOp
 
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
-from splitup_deploy.frontends.decoder.caches import Cache, choose_cache_dtype, open_cache
+from splitup_deploy.frontends.decoder.caches import Cache, Layout, choose_cache_dtype, open_cache
 from splitup_deploy.frontends.decoder.decoder_config import (
-    Activation,
     Clamped,
     DecoderConfig,
     TokenVectors,
 )
 from splitup_deploy.frontends.decoder.repeated_layers import RepeatedLayers
 from splitup_deploy.frontends.decoder.rotary import GrowthTable, RopeTable
-from splitup_deploy.frontends.decoder.row_layout import Layout
-from splitup_deploy.frontends.decoder.row_operations import RowOperations, Weights, soft_cap
+from splitup_deploy.frontends.decoder.row_operations import (
+    RowOperations,
+    Weights,
+    compute_activation,
+    compute_sigmoid,
+    rotate_heads,
+    soft_cap,
+)
 from splitup_deploy.frontends.tracing import TracedModel, Tracer, tracing
 from splitup_deploy.frontends.weight_sources import WeightSource, select_matrix
 
@@ -225,23 +230,14 @@ class Step(RowOperations):
         """
         c = self.config
         rope = c.local.rope if c.local is not None and layer in c.local.layers else c.rope
-        half, size = rope.pairs, int(heads.shape[2])
-        spec = TensorSpec(f"layers.{layer}.rope", "float32", (c.context, 2, half))
+        spec = TensorSpec(f"layers.{layer}.rope", "float32", (c.context, 2, rope.pairs))
         table = self.tracer.weight(WeightSource(spec, (RopeTable(rope, c.context),)))
         angles = self.select(self.layout.positions, c.context, table)  # [rows, 2, half]
         angles = self.tracer.mark(angles, label + ": rope angles")
-        cosine, sine = angles[:, 0:1, :], angles[:, 1:2, :]
         if neighbours is None:
             neighbours = c.neighbours or c.latent is not None
-        if not neighbours:
-            first, second = heads[:, :count, :half], heads[:, :count, half : 2 * half]
-        else:  # elements of a pair are neighbours, and half a head apart in the result
-            pairs = heads[:, :count, : 2 * half].reshape(self.rows, count, half, 2)
-            first, second = pairs[:, :, :, 0], pairs[:, :, :, 1]
-        turned = [first * cosine - second * sine, second * cosine + first * sine]
-        if 2 * half < size:
-            turned.append(heads[:, :count, 2 * half :])
-        return self.tracer.mark(Tensor.cat(*turned, dim=2), label + ": rope")
+        turned = rotate_heads(heads, count, angles, neighbours=neighbours)
+        return self.tracer.mark(turned, label + ": rope")
 
     def grow(self, query: Tensor, layer: int, label: str) -> Tensor:
         """Return queries [rows, heads, size] times what their positions ask for."""
@@ -408,17 +404,3 @@ def compute_gated_mlp(step: Step, h: Tensor, prefix: str, inner: int, label: str
     active = step.tracer.mark(active, f"{label}: activation")
     down = f"{prefix}.down_proj"
     return step.project(active, down, [(down, c.hidden)], inner, c.mlp_bias)
-
-
-def compute_activation(form: Activation, x: Tensor) -> Tensor:
-    """Return the activation of x."""
-    if form == "relu":
-        return x.maximum(0.0)
-    # 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)); arXiv 1606.08415
-    widened = x * (1.0 + x.square() * 0.044715) * (2.0 * math.sqrt(2.0 / math.pi))
-    return x * compute_sigmoid(x if form == "silu" else widened)
-
-
-def compute_sigmoid(x: Tensor) -> Tensor:
-    """Return 1 / (1 + exp(-x)), which is 0 where the power is infinite."""
-    return (1.0 + (-x).exp()).reciprocal()

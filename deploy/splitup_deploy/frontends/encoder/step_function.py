@@ -23,11 +23,9 @@ from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup.decode.texts import LAYOUT_COLUMNS, SPAN_COLUMNS
 from splitup_deploy.frontends.decoder.rotary import Rope, RopeTable
-from splitup_deploy.frontends.decoder.row_operations import RowOperations, Weights
+from splitup_deploy.frontends.decoder.row_operations import RowOperations, Weights, rotate_heads
 from splitup_deploy.frontends.tracing import TracedModel, Tracer, tracing
 from splitup_deploy.frontends.weight_sources import WeightSource
-
-Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,17 +197,11 @@ class EncoderStep(RowOperations):
 
     def rotate(self, heads: Tensor, count: int, rope: Rope, name: str, label: str) -> Tensor:
         """Return heads [rows, heads, size], the first ``count`` of them rotated by position."""
-        half, size = rope.pairs, self.sizes.head_dim
-        spec = TensorSpec(name, "float32", (self.sizes.context, 2, half))
+        spec = TensorSpec(name, "float32", (self.sizes.context, 2, rope.pairs))
         table = self.tracer.weight(WeightSource(spec, (RopeTable(rope, self.sizes.context),)))
         angles = self.select(self.positions, self.sizes.context, table)
         angles = self.tracer.mark(angles, f"{label}: rope angles")
-        cosine, sine = angles[:, 0:1, :], angles[:, 1:2, :]
-        first, second = heads[:, :count, :half], heads[:, :count, half : 2 * half]
-        turned = [first * cosine - second * sine, second * cosine + first * sine]
-        if 2 * half < size:
-            turned.append(heads[:, :count, 2 * half :])
-        return Tensor.cat(Tensor.cat(*turned, dim=2), heads[:, count:], dim=1)
+        return Tensor.cat(rotate_heads(heads, count, angles), heads[:, count:], dim=1)
 
     # ---- texts ---------------------------------------------------------------------------------
 
@@ -248,19 +240,6 @@ def apply_layer_norm(
     if bias:
         result = result + on.tensor(on.weights.get(f"{name}.bias", sizes.hidden))
     return on.tracer.mark(result, label)
-
-
-def activate(x: Tensor, kind: Activation) -> Tensor:
-    """Return the activation of x; "gelu" is the exact one (arXiv 1606.08415)."""
-    if kind == "relu":
-        return x.maximum(0.0)
-    if kind == "gelu":
-        return x * 0.5 * (1.0 + (x * math.sqrt(0.5)).erf())
-    if kind == "silu":
-        return x * (1.0 + (-x).exp()).reciprocal()
-    # 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u))
-    inner = x * (1.0 + x.square() * 0.044715) * (2.0 * math.sqrt(2.0 / math.pi))
-    return x * (1.0 + (-inner).exp()).reciprocal()
 
 
 def apply_tanh(x: Tensor) -> Tensor:

@@ -20,11 +20,10 @@ from typing import Final
 from tinygrad.tensor import Tensor
 
 from splitup.core import tuning
+from splitup_deploy.frontends.decoder.row_operations import Activation, compute_activation
 from splitup_deploy.frontends.encoder.step_function import (
-    Activation,
     EncoderSizes,
     EncoderStep,
-    activate,
     apply_tanh,
 )
 from splitup_deploy.frontends.families.config_fields import Fields
@@ -113,7 +112,7 @@ class Bert:
         inner = mark(
             step.project(x, up, [(up, s.intermediate)], s.hidden, bias=True), f"{label}: up"
         )
-        inner = mark(activate(inner, self.activation), f"{label}: activation")
+        inner = mark(compute_activation(self.activation, inner), f"{label}: activation")
         x = x + step.project(inner, down, [(down, s.hidden)], s.intermediate, bias=True)
         return step.norm(mark(x, f"{label}: sum"), f"{prefix}.output.LayerNorm", f"{label}: output")
 
@@ -138,7 +137,7 @@ class Bert:
         hidden, on = self.sizes.hidden, step.texts
         dense, kind, out = self.head
         y = on.project(step.take_first(x), dense, [(dense, hidden)], hidden, bias=True)
-        y = apply_tanh(y) if kind == "tanh" else activate(y, "relu")
+        y = apply_tanh(y) if kind == "tanh" else compute_activation("relu", y)
         y = on.tracer.mark(y, "head: dense")
         return on.project(y, out, [(out, 1)], hidden, bias=True)
 
@@ -194,8 +193,7 @@ def read_distilbert(fields: Fields, context: int | None) -> Bert:
             "activation": "hidden_act",
         }
     )
-    for name in ("sinusoidal_pos_embds", "tie_weights_"):  # the table is stored all the same
-        fields.get(name)
+    fields.skip("sinusoidal_pos_embds", "tie_weights_")  # the table is stored all the same
     return _read(fields, context, head=("pre_classifier", "relu", "classifier"), epsilon=1e-12)
 
 

@@ -8,12 +8,11 @@ holds as constants: the size of a block and the mask token.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
 from splitup.core.errors import InvalidModel
 from splitup.graph.manifest import DiffusionInfo
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
-from splitup_deploy.frontends.decoder.expert_layers import MoeConfig
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import Read, read_qwen2, read_qwen3
 from splitup_deploy.frontends.families.mixture_of_experts import read_qwen3_moe
@@ -27,7 +26,6 @@ _SDAR_TRAINING: Final = (
     "skip_checkpoint",
     "use_deepep",
 )
-_AnyConfig = TypeVar("_AnyConfig", bound=DecoderConfig)
 
 
 def read_sdar(fields: Fields, context: int | None) -> DecoderConfig:
@@ -35,7 +33,7 @@ def read_sdar(fields: Fields, context: int | None) -> DecoderConfig:
     return _add_sdar_blocks(fields, read_qwen3(fields, context))
 
 
-def read_sdar_moe(fields: Fields, context: int | None) -> MoeConfig:
+def read_sdar_moe(fields: Fields, context: int | None) -> DecoderConfig:
     """Read an SDARMoeForCausalLM configuration."""
     fields.expect("use_sliding_window", False)  # versions of its code differ
     return _add_sdar_blocks(fields, read_qwen3_moe(fields, context))
@@ -54,16 +52,15 @@ ARCHITECTURES: Final[dict[str, Read]] = {
 }
 
 
-def _add_sdar_blocks(fields: Fields, config: _AnyConfig) -> _AnyConfig:
-    for key in _SDAR_TRAINING:
-        fields.get(key)
+def _add_sdar_blocks(fields: Fields, config: DecoderConfig) -> DecoderConfig:
+    fields.skip(*_SDAR_TRAINING)
     fields.rename({"block_length": "block_size"})
     return _add_blocks(fields, config, 4, 151_669)
 
 
 def _add_blocks(
-    fields: Fields, config: _AnyConfig, size: int, mask_id: int, *, are_shifted: bool = False
-) -> _AnyConfig:
+    fields: Fields, config: DecoderConfig, size: int, mask_id: int, *, are_shifted: bool = False
+) -> DecoderConfig:
     """Return the configuration with blocks; ``size`` and ``mask_id`` are the family's own."""
     size = fields.get_integer("block_size", size)
     mask_id = fields.get("mask_token_id", mask_id)

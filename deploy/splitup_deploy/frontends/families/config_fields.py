@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from splitup.core import limits
@@ -135,6 +135,22 @@ class Fields:
             raise InvalidModel(f"{self._name} has {key} = {value!r:.40}; true or false is wanted")
         return value
 
+    def get_words(
+        self, key: str, count: int, known: Collection[str], *, is_needed: bool = False
+    ) -> list[str] | None:
+        """Return a list of ``count`` known words, None when it is absent and not needed."""
+        words: list[str] | None = self.get(key)
+        if words is None and not is_needed:
+            return None
+        is_list = isinstance(words, list) and len(words) == count
+        if not is_list or any(word not in list(known) for word in words or ()):
+            raise self.refuse(key, f"{count} of {', '.join(known)}")
+        return words
+
+    def skip(self, *keys: str) -> None:
+        """Read fields that change nothing in this architecture."""
+        self._read.update(keys)
+
     def get_fields(self, key: str) -> Fields | None:
         """Return a nested object, or None when it is absent or null."""
         value = self.get(key)
@@ -157,6 +173,11 @@ class Fields:
         """Raise InvalidModel unless a field is absent, null or exactly this."""
         if self.get(key, wanted) != wanted or type(self.get(key, wanted)) is not type(wanted):
             raise self.refuse(key, f"{wanted!r:.60}")
+
+    def expect_all(self, wanted: Mapping[str, Any]) -> None:
+        """Raise InvalidModel unless each field is absent, null or exactly this."""
+        for key, value in wanted.items():
+            self.expect(key, value)
 
     def check_all_read(self) -> None:
         """Raise InvalidModel for a field that was not read and may change the arithmetic."""

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder.decoder_config import Activation, DecoderConfig, Local
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Local
 from splitup_deploy.frontends.decoder.rotary import Rope
+from splitup_deploy.frontends.decoder.row_operations import Activation
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.rope_fields import (
     LONG_SCALINGS,
@@ -57,21 +58,14 @@ _COHERE2_FIXED: Final = {
 
 def read_llama(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a LlamaForCausalLM configuration."""
-    bias = fields.get_flag("attention_bias", False)
-    return replace(
-        add_rope(fields, read_shape(fields, context, grouped=False)),
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=fields.get_flag("mlp_bias", False),
-    )
+    config = add_rope(fields, read_shape(fields, context, grouped=False, bias=False))
+    return replace(config, mlp_bias=fields.get_flag("mlp_bias", False))
 
 
 def read_mistral(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a MistralForCausalLM configuration: with a sliding window, all layers are local."""
-    config = add_rope(fields, read_shape(fields, context))
-    if fields.get_written("sliding_window") is None:
-        return config
-    return add_window(fields, config, range(config.layers))
+    fields.get_written("sliding_window")
+    return add_windows(fields, add_rope(fields, read_shape(fields, context)))
 
 
 def read_qwen2(fields: Fields, context: int | None) -> DecoderConfig:
@@ -82,51 +76,35 @@ def read_qwen2(fields: Fields, context: int | None) -> DecoderConfig:
 
 def read_qwen3(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Qwen3ForCausalLM configuration."""
-    bias = fields.get_flag("attention_bias", False)
-    config = add_rope(fields, read_shape(fields, context, split=False))
-    config = add_qwen_window(fields, config)
-    return replace(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
+    config = add_rope(fields, read_shape(fields, context, split=False, bias=False))
+    return replace(add_qwen_window(fields, config), qk_norm=True)
 
 
 def read_phi3(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Phi3ForCausalLM configuration."""
-    for key, plain in _PHI3_FIXED.items():
-        fields.expect(key, plain)
-    config = read_shape(fields, context, grouped=False, epsilon=1e-5)
-    trained = fields.get_integer("max_position_embeddings")
-    defaults = RopeDefaults(
-        config.head_dim,
-        trained,
-        config.context,
-        theta=fields.get_number("rope_theta", 10_000.0),
+    fields.expect_all(_PHI3_FIXED)
+    config = add_rope(
+        fields,
+        read_shape(fields, context, grouped=False, epsilon=1e-5),
+        partial=1.0,
         kinds=LONG_SCALINGS,
-        partial=fields.get_number("partial_rotary_factor", 1.0),
         original=fields.get_integer("original_max_position_embeddings", 4096),
     )
-    rope = read_rope(find_rope_parameters(fields), defaults)
-    config = replace(config, rope=rope, fused=True)
-    if fields.get("sliding_window") is None:
-        return config
-    return add_window(fields, config, range(config.layers))
+    return add_windows(fields, replace(config, fused=True))
 
 
 def read_smollm3(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a SmolLM3ForCausalLM configuration: a Llama of which every fourth layer has no rope."""
-    if "rope_parameters" not in fields:
-        fields.get_number("rope_theta")  # the default of this family is not the plain one
-    config = add_rope(fields, read_shape(fields, context))
-    config = replace(config, tied=fields.get_flag("tie_word_embeddings", True))
+    config = add_rope(fields, read_shape(fields, context, bias=False), needs_theta=True)
     unturned = read_unturned(fields, config.layers)
-    bias = fields.get_flag("attention_bias", False)
     config = replace(
         config,
+        tied=fields.get_flag("tie_word_embeddings", True),
         unturned=unturned,
-        qkv_bias=bias,
-        output_bias=bias,
         mlp_bias=fields.get_flag("mlp_bias", False),
     )
     if not fields.get_flag("use_sliding_window", False):
-        fields.get("sliding_window")  # without effect then
+        fields.skip("sliding_window")  # without effect then
         if fields.get("layer_types") not in (None, ["full_attention"] * config.layers):
             raise fields.refuse("layer_types", "full_attention alone without use_sliding_window")
         return config
@@ -136,16 +114,7 @@ def read_smollm3(fields: Fields, context: int | None) -> DecoderConfig:
 
 def read_olmo2(fields: Fields, context: int | None) -> DecoderConfig:
     """Read an Olmo2ForCausalLM configuration: only the outputs of attention and MLP are normed."""
-    bias = fields.get_flag("attention_bias", False)
-    config = add_rope(fields, read_shape(fields, context, grouped=False, epsilon=1e-5))
-    return replace(
-        config,
-        qkv_bias=bias,
-        output_bias=bias,
-        wide_qk_norm=True,
-        pre_norms=False,
-        post_norms=True,
-    )
+    return add_rope(fields, _read_olmo(fields, context))
 
 
 def read_olmo3(fields: Fields, context: int | None) -> DecoderConfig:
@@ -154,24 +123,13 @@ def read_olmo3(fields: Fields, context: int | None) -> DecoderConfig:
     Rope is scaled only in layers without a window. Versions of the original differ in what an outer
     ``rope_theta`` changes, so it may only be the default.
     """
-    bias = fields.get_flag("attention_bias", False)
-    config = read_shape(fields, context, grouped=False, epsilon=1e-5)
     if fields.get_number("rope_theta", _OLMO3_THETA) != _OLMO3_THETA:
         raise fields.refuse("rope_theta", f"{_OLMO3_THETA:g}; write others in rope_parameters")
-    trained = fields.get_integer("max_position_embeddings")
-    defaults = RopeDefaults(config.head_dim, trained, config.context, _OLMO3_THETA)
+    config = _read_olmo(fields, context)
+    defaults = _make_rope_defaults(fields, config, _OLMO3_THETA)
     rope, local = read_two_ropes(fields, defaults, defaults)
-    config = replace(
-        config,
-        rope=rope,
-        qkv_bias=bias,
-        output_bias=bias,
-        wide_qk_norm=True,
-        pre_norms=False,
-        post_norms=True,
-    )
     layers = read_local_layers(fields, config.layers, lambda layer: (layer + 1) % 4 != 0)
-    return add_window(fields, config, layers, local)
+    return add_window(fields, replace(config, rope=rope), layers, local)
 
 
 def read_ministral3(fields: Fields, context: int | None) -> DecoderConfig:
@@ -180,9 +138,7 @@ def read_ministral3(fields: Fields, context: int | None) -> DecoderConfig:
     if growth is None:
         raise fields.refuse("rope_parameters", "an object with llama_4_scaling_beta")
     config = replace(add_rope(fields, read_shape(fields, context)), growth=growth)
-    if fields.get("sliding_window") is None:
-        return config
-    return add_window(fields, config, range(config.layers))
+    return add_windows(fields, config)
 
 
 def read_cohere2(fields: Fields, context: int | None) -> DecoderConfig:
@@ -190,19 +146,15 @@ def read_cohere2(fields: Fields, context: int | None) -> DecoderConfig:
 
     The head always is the embedding, and a head's size always hidden_size / num_attention_heads.
     """
-    for key, plain in _COHERE2_FIXED.items():
-        fields.expect(key, plain)
+    fields.expect_all(_COHERE2_FIXED)
     fields.rename({"layer_norm_eps": "rms_norm_eps", "layer_switch": "sliding_window_pattern"})
-    bias = fields.get_flag("attention_bias", False)
-    config = read_shape(fields, context, grouped=False, epsilon=1e-5)
+    config = read_shape(fields, context, grouped=False, epsilon=1e-5, bias=False)
     fields.expect("head_dim", config.hidden // config.heads)
     period = fields.get_integer("sliding_window_pattern", 4)
     layers = read_local_layers(fields, config.layers, lambda layer: (layer + 1) % period != 0)
     config = replace(
         add_rope(fields, config),
         tied=fields.get_flag("tie_word_embeddings", True),
-        qkv_bias=bias,
-        output_bias=bias,
         layer_norms=True,
         parallel=True,
         neighbours=True,
@@ -228,9 +180,7 @@ def read_gemma3(fields: Fields, context: int | None) -> DecoderConfig:
     if "attn_logit_softcapping" in fields:
         raise fields.refuse("attn_logit_softcapping", "null")
     config = replace(_read_gemma(fields, context), qk_norm=True)
-    trained = fields.get_integer("max_position_embeddings")
-    theta = fields.get_number("rope_theta", 1_000_000.0)
-    defaults = RopeDefaults(config.head_dim, trained, config.context, theta)
+    defaults = _make_rope_defaults(fields, config, fields.get_number("rope_theta", 1_000_000.0))
     local_theta = fields.get_number("rope_local_base_freq", 10_000.0)
     rope, local = read_two_ropes(fields, defaults, replace(defaults, theta=local_theta))
     period = fields.get_integer("sliding_window_pattern", 6)
@@ -265,13 +215,17 @@ def read_shape(
     activation: str = "hidden_act",
     inner: str = "intermediate_size",
     layers: int | None = None,
+    bias: bool | None = None,
 ) -> DecoderConfig:
     """Read the fields that all families share, as Llama without a rope (see ``add_rope``).
 
     ``grouped``: num_key_value_heads must be given; otherwise its default is the number of heads.
     ``split``: the default of head_dim is hidden_size / num_attention_heads; otherwise it must be
-    given. ``layers`` is the default of num_hidden_layers.
+    given. ``layers`` is the default of num_hidden_layers, ``bias`` that of attention_bias where a
+    family has this field, for all projections of attention.
     """
+    if bias is not None:
+        bias = fields.get_flag("attention_bias", bias)
     hidden = fields.get_integer("hidden_size")
     heads = fields.get_integer("num_attention_heads")
     trained = fields.get_integer("max_position_embeddings")
@@ -288,6 +242,8 @@ def read_shape(
         rope=Rope(()),
         tied=fields.get_flag("tie_word_embeddings", tied),
         activation=read_activation(fields, activation, "gelu_pytorch_tanh" if tied else "silu"),
+        qkv_bias=bool(bias),
+        output_bias=bool(bias),
     )
     if config.heads % config.kv_heads or config.head_dim % 2:
         raise InvalidModel(
@@ -310,21 +266,44 @@ def read_activation(fields: Fields, key: str = "hidden_act", default: str = "sil
     return _ACTIVATIONS[name]
 
 
-def add_rope(fields: Fields, config: DecoderConfig, partial: float | None = None) -> DecoderConfig:
+def add_rope(
+    fields: Fields,
+    config: DecoderConfig,
+    partial: float | None = None,
+    *,
+    theta: float = 10_000.0,
+    needs_theta: bool = False,
+    unused: Iterable[str] = (),
+    **others: Any,
+) -> DecoderConfig:
     """Return the configuration with one rope for all its layers.
 
     ``partial`` is the default of the rotated part of a head, for families with a field for it.
+    ``needs_theta``: the family's own default of rope_theta is not ``theta``. ``unused`` are rope
+    parameters without effect, ``others`` further defaults.
     """
+    if needs_theta and "rope_parameters" not in fields:
+        fields.get_number("rope_theta")
     if partial is not None:
         partial = fields.get_number("partial_rotary_factor", partial)
-    defaults = RopeDefaults(
-        config.head_dim,
-        fields.get_integer("max_position_embeddings"),
-        config.context,
-        theta=fields.get_number("rope_theta", 10_000.0),
-        partial=partial,
-    )
-    return replace(config, rope=read_rope(find_rope_parameters(fields), defaults))
+    theta = fields.get_number("rope_theta", theta)
+    defaults = replace(_make_rope_defaults(fields, config, theta), partial=partial, **others)
+    parameters = find_rope_parameters(fields)
+    if parameters is not None:
+        parameters.skip(*unused)
+    return replace(config, rope=read_rope(parameters, defaults))
+
+
+def _make_rope_defaults(fields: Fields, config: DecoderConfig, theta: float) -> RopeDefaults:
+    trained = fields.get_integer("max_position_embeddings")
+    return RopeDefaults(config.head_dim, trained, config.context, theta)
+
+
+def add_windows(fields: Fields, config: DecoderConfig) -> DecoderConfig:
+    """Return the configuration with a sliding window in all layers, if one is given."""
+    if fields.get("sliding_window") is None:
+        return config
+    return add_window(fields, config, range(config.layers))
 
 
 def add_window(
@@ -333,7 +312,7 @@ def add_window(
     """Return the configuration with sliding windows in ``layers``, by default with one rope."""
     local = frozenset(layers)
     if not local:
-        fields.get("sliding_window")  # without effect then
+        fields.skip("sliding_window")  # without effect then
         return config
     window = fields.get_integer("sliding_window")
     return replace(config, local=Local(local, window, rope or config.rope))
@@ -347,7 +326,7 @@ def add_qwen_window(fields: Fields, config: DecoderConfig) -> DecoderConfig:
     if fields.get_flag("use_sliding_window", False):
         layers = read_local_layers(fields, config.layers, lambda layer: layer >= first)
         return add_window(fields, config, layers)
-    fields.get("sliding_window")  # without effect then
+    fields.skip("sliding_window")  # without effect then
     if read_local_layers(fields, config.layers, lambda layer: False):
         raise fields.refuse("layer_types", "full_attention, as use_sliding_window is false")
     return config
@@ -369,24 +348,30 @@ def read_local_layers(
     fields: Fields, layers: int, is_local: Callable[[int], bool]
 ) -> frozenset[int]:
     """Return the layers with a window by ``layer_types``, or without it by the family's pattern."""
-    kinds: Any = fields.get("layer_types")
+    kinds = fields.get_words("layer_types", layers, ("full_attention", "sliding_attention"))
     if kinds is None:
         return frozenset(layer for layer in range(layers) if is_local(layer))
-    known = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
-        raise fields.refuse("layer_types", f"{layers} of {', '.join(known)}")
     return frozenset(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
 
 
+def _read_olmo(fields: Fields, context: int | None) -> DecoderConfig:
+    config = read_shape(fields, context, grouped=False, epsilon=1e-5, bias=False)
+    return replace(config, wide_qk_norm=True, pre_norms=False, post_norms=True)
+
+
+def read_gemma_shape(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read the sizes of a Gemma, whose head is the embedding unless a field says otherwise."""
+    fields.skip("hidden_act")  # the model reads hidden_activation only
+    return read_shape(
+        fields, context, split=False, tied=True, activation="hidden_activation", bias=False
+    )
+
+
 def _read_gemma(fields: Fields, context: int | None) -> DecoderConfig:
-    fields.get("hidden_act")  # the model reads hidden_activation only
     fields.expect("use_bidirectional_attention", False)
-    bias = fields.get_flag("attention_bias", False)
-    config = read_shape(fields, context, split=False, tied=True, activation="hidden_activation")
+    config = read_gemma_shape(fields, context)
     return replace(
         config,
-        qkv_bias=bias,
-        output_bias=bias,
         unit_norms=True,
         post_norms=True,
         attention_scale=1.0 / math.sqrt(fields.get_number("query_pre_attn_scalar")),

@@ -6,7 +6,8 @@ from typing import Final
 
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.encoder.step_function import Activation, EncoderSizes
+from splitup_deploy.frontends.decoder.row_operations import Activation
+from splitup_deploy.frontends.encoder.step_function import EncoderSizes
 from splitup_deploy.frontends.families.config_fields import Fields
 
 _ACTIVATIONS: Final[dict[str, Activation]] = {
@@ -29,8 +30,7 @@ _TRAINING: Final = (
 
 def ignore_training(fields: Fields) -> None:
     """Read the fields that change no result."""
-    for name in _TRAINING:
-        fields.get(name)
+    fields.skip(*_TRAINING)
 
 
 def read_activation(fields: Fields, key: str) -> Activation:

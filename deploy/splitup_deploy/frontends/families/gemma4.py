@@ -16,18 +16,17 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final
 
-from splitup.core import tuning
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder.decoder_config import (
     Borrowed,
     DecoderConfig,
     Global,
+    Router,
     TokenVectors,
 )
-from splitup_deploy.frontends.decoder.expert_layers import Experts, Router
 from splitup_deploy.frontends.decoder.rotary import Rope, make_rope, scale_linear
 from splitup_deploy.frontends.families.config_fields import Fields
-from splitup_deploy.frontends.families.dense import add_window, read_local_layers, read_shape
+from splitup_deploy.frontends.families.dense import add_window, read_gemma_shape, read_local_layers
 from splitup_deploy.frontends.families.mixture_of_experts import add_experts
 
 _PERIOD: Final = 6  # every sixth layer sees all positions
@@ -36,11 +35,9 @@ OWN_NAMES: Final = {".experts.": ".mlp.experts.", ".router.": ".mlp.router."}
 
 def read_gemma4(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Gemma4ForCausalLM configuration."""
-    fields.get("hidden_act")  # without effect
     if fields.get("use_bidirectional_attention") not in (None, False, "vision"):  # text is causal
         raise fields.refuse("use_bidirectional_attention", "'vision', null")
-    bias = fields.get_flag("attention_bias", False)
-    config = read_shape(fields, context, split=False, tied=True, activation="hidden_activation")
+    config = read_gemma_shape(fields, context)
     local = read_local_layers(fields, config.layers, lambda layer: (layer + 1) % _PERIOD != 0)
     if config.layers - 1 in local:
         raise fields.refuse("layer_types", "full_attention for the last layer")
@@ -51,8 +48,6 @@ def read_gemma4(fields: Fields, context: int | None) -> DecoderConfig:
         config,
         rope=_read_rope(ropes, "full_attention", wide.head_dim, 1_000_000.0, is_proportional=True),
         wide=wide,
-        qkv_bias=bias,
-        output_bias=bias,
         qk_norm=True,
         value_norm=True,
         post_norms=True,
@@ -65,19 +60,19 @@ def read_gemma4(fields: Fields, context: int | None) -> DecoderConfig:
     )
     ropes.check_all_read()
     config = add_window(fields, config, local, near)
-    counts = ("num_experts", "top_k_experts", "moe_intermediate_size")
     if not fields.get_flag("enable_moe_block", False):
-        for name in counts:
-            fields.get(name)  # without effect then
+        # without effect then
+        fields.skip("num_experts", "top_k_experts", "moe_intermediate_size")
         return config
-    experts = Experts(
-        count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
-        active=fields.get_integer("top_k_experts"),
-        intermediate=fields.get_integer("moe_intermediate_size"),
-        router=Router(renormalised=True, name="router.proj", scaled=True),
+    return add_experts(
+        fields,
+        config,
+        Router(renormalised=True, name="router.proj", scaled=True),
+        fields.get_integer("moe_intermediate_size"),
+        count="num_experts",
+        active="top_k_experts",
         beside_dense=True,
     )
-    return add_experts(fields, config, experts)
 
 
 def _read_borrowed(fields: Fields, layers: int, local: frozenset[int]) -> Borrowed | None:

@@ -10,10 +10,8 @@ import math
 from dataclasses import replace
 from typing import Any, Final
 
-from splitup.core import tuning
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent
-from splitup_deploy.frontends.decoder.expert_layers import Experts, MoeConfig, Router, Shared
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent, Router, Shared
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import (
     Read,
@@ -38,19 +36,18 @@ def read_granite(fields: Fields, context: int | None) -> DecoderConfig:
     return _add_factors(fields, read_llama(fields, context))
 
 
-def read_granite_moe(fields: Fields, context: int | None) -> MoeConfig:
+def read_granite_moe(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a GraniteMoeForCausalLM configuration."""
-    config = _read_attention(fields, context)
-    return add_experts(fields, config, _read_experts(fields, config.intermediate, None))
+    return _add_experts(fields, _read_attention(fields, context))
 
 
-def read_granite_moe_shared(fields: Fields, context: int | None) -> MoeConfig:
+def read_granite_moe_shared(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a GraniteMoeSharedForCausalLM configuration."""
     config = _read_attention(fields, context)
     shared = None
     if fields.get_written("shared_intermediate_size") != 0:
         shared = Shared(fields.get_integer("shared_intermediate_size"), "mlp")
-    return add_experts(fields, config, _read_experts(fields, config.intermediate, shared))
+    return _add_experts(fields, config, shared=shared)
 
 
 def read_granite_hybrid(fields: Fields, context: int | None) -> DecoderConfig:
@@ -64,21 +61,17 @@ def read_granite_hybrid(fields: Fields, context: int | None) -> DecoderConfig:
     if position not in (None, "rope", "nope"):
         raise fields.refuse("position_embedding_type", "rope, nope, null")
     inner = "shared_intermediate_size"
-    config = read_shape(fields, context, grouped=False, inner=inner)
-    config = add_rope(fields, config)
+    config = add_rope(fields, read_shape(fields, context, grouped=False, inner=inner, bias=False))
     if position != "rope":
         config = replace(config, unturned=frozenset(range(config.layers)))
-    bias = fields.get_flag("attention_bias", False)
-    config = _add_factors(fields, replace(config, qkv_bias=bias, output_bias=bias))
+    config = _add_factors(fields, config)
     config = replace(config, recurrent=_read_mamba(fields, config.layers, config.hidden))
     experts = fields.get_integer("intermediate_size")
     if fields.get("num_local_experts", 8) == 0:
-        for name in ("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef"):
-            fields.get(name)  # without effect then
+        # without effect then
+        fields.skip("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef")
         return config
-    return add_experts(
-        fields, config, _read_experts(fields, experts, Shared(config.intermediate, "mlp"))
-    )
+    return _add_experts(fields, config, experts, Shared(config.intermediate, "mlp"))
 
 
 ARCHITECTURES: Final[dict[str, Read]] = {
@@ -98,11 +91,8 @@ _KINDS: Final = {
 
 def _read_mamba(fields: Fields, layers: int, hidden: int) -> Recurrent | None:
     """Read the layers with Mamba-2, None if there are none."""
-    kinds: Any = fields.get("layer_types")
-    known = list(_KINDS)
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
-        raise fields.refuse("layer_types", f"{layers} of {', '.join(_KINDS)}")
-    fields.get("mamba_chunk_size")  # how the original divides its work
+    kinds = fields.get_words("layer_types", layers, _KINDS, is_needed=True) or []
+    fields.skip("mamba_chunk_size")  # how the original divides its work
     fields.expect("mamba_n_groups", 1)  # versions of the original differ for several
     check_time_steps(fields)
     width = fields.get_integer("mamba_expand", 2) * hidden
@@ -144,9 +134,8 @@ def check_time_steps(fields: Fields) -> None:
 
 def _read_attention(fields: Fields, context: int | None) -> DecoderConfig:
     fields.expect("position_embedding_type", "rope")
-    bias = fields.get_flag("attention_bias", False)
-    config = add_rope(fields, read_shape(fields, context, grouped=False))
-    return _add_factors(fields, replace(config, qkv_bias=bias, output_bias=bias))
+    config = add_rope(fields, read_shape(fields, context, grouped=False, bias=False))
+    return _add_factors(fields, config)
 
 
 def _add_factors(fields: Fields, config: DecoderConfig) -> DecoderConfig:
@@ -160,12 +149,8 @@ def _add_factors(fields: Fields, config: DecoderConfig) -> DecoderConfig:
     )
 
 
-def _read_experts(fields: Fields, inner: int, shared: Shared | None) -> Experts:
-    return Experts(
-        count=fields.get_integer("num_local_experts", most=tuning.MAX_EXPERTS),
-        active=fields.get_integer("num_experts_per_tok"),
-        intermediate=inner,
-        prefix="block_sparse_moe",
-        router=Router(renormalised=True, name="router"),
-        shared=shared,
-    )
+def _add_experts(
+    fields: Fields, config: DecoderConfig, inner: int | None = None, shared: Shared | None = None
+) -> DecoderConfig:
+    router = Router(renormalised=True, name="router")
+    return add_experts(fields, config, router, inner, prefix="block_sparse_moe", shared=shared)

@@ -10,23 +10,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from splitup.core import tuning
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent
-from splitup_deploy.frontends.decoder.expert_layers import Experts, Router, Shared
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Recurrent, Router, Shared
 from splitup_deploy.frontends.families.config_fields import Fields
-from splitup_deploy.frontends.families.dense import read_activation, read_shape
+from splitup_deploy.frontends.families.dense import Read, add_rope, read_activation, read_shape
 from splitup_deploy.frontends.families.mixture_of_experts import (
+    MIXTRAL,
     add_experts,
-    read_experts,
+    add_shared_experts,
     read_latent,
     read_sigmoid_router,
     read_sparse_step,
-)
-from splitup_deploy.frontends.families.rope_fields import (
-    RopeDefaults,
-    find_rope_parameters,
-    read_rope,
 )
 
 # Fields about training, or about blocks that only predict tokens further ahead.
@@ -56,61 +50,46 @@ _KIMI_SIZES: Final = {
 
 def read_qwen3_5(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Qwen3_5ForCausalLM configuration: the text model alone, with plain positions."""
-    return _read_qwen3_5(fields, read_shape(fields, context, split=False))
+    return _read_qwen3_5(fields, context)
 
 
 def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Qwen3_5MoeForCausalLM configuration: all layers have experts, one of them shared."""
-    config = read_shape(fields, context, split=False, inner="moe_intermediate_size")
-    shared = fields.get_integer("shared_expert_intermediate_size")
-    experts = Experts(
-        count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
-        active=fields.get_integer("num_experts_per_tok"),
-        intermediate=config.intermediate,
-        router=Router(renormalised=True),
-        shared=Shared(shared, "mlp.shared_expert", gated=True),
-    )
-    return add_experts(fields, _read_qwen3_5(fields, config), experts)
+    config = _read_qwen3_5(fields, context, inner="moe_intermediate_size")
+    return _add_qwen_experts(fields, config, Router(renormalised=True), config.intermediate)
 
 
 def read_qwen3_next(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Qwen3NextForCausalLM configuration: Qwen3.5's layers, with grouped projections."""
-    config = _read_qwen3_5(fields, read_shape(fields, context, split=False))
+    config = _read_qwen3_5(fields, context)
     if config.recurrent is not None:
         config = replace(
             config, recurrent=replace(config.recurrent, grouped=True, grouped_rates=True)
         )
     fields.expect("use_sliding_window", False)
-    shared = fields.get_integer("shared_expert_intermediate_size")
     router = Router(renormalised=fields.get_flag("norm_topk_prob", True))
-    experts = Experts(
-        count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
-        active=fields.get_integer("num_experts_per_tok"),
-        intermediate=fields.get_integer("moe_intermediate_size"),
-        router=router,
-        dense_layers=read_sparse_step(fields, config.layers),
-        shared=Shared(shared, "mlp.shared_expert", gated=True),
-    )
-    return add_experts(fields, config, experts)
+    dense, inner = read_sparse_step(fields, config.layers), "moe_intermediate_size"
+    return _add_qwen_experts(fields, config, router, fields.get_integer(inner), dense)
 
 
 def read_kimi_linear(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a KimiLinearForCausalLM configuration: latent attention without rope."""
     fields.rename(_KIMI_NAMES)
-    for key, plain in _KIMI_FIXED.items():
-        fields.expect(key, plain)
-    for key in ("head_dim", "rope_theta"):  # without effect
-        fields.get(key)
+    fields.expect_all(_KIMI_FIXED)
+    fields.skip("head_dim", "rope_theta")  # without effect
     config = read_latent(fields, context, turning=False)
     shape = _read_kimi_rule(fields, config.layers)
-    router = read_sigmoid_router(fields, grouped=True)
-    experts = read_experts(fields, config.layers, router, is_listed=True)
-    shared = experts.shared and replace(experts.shared, module="block_sparse_moe.shared_experts")
-    experts = replace(experts, prefix="block_sparse_moe", names=("w1", "w3", "w2"), shared=shared)
-    return add_experts(fields, replace(config, recurrent=shape), experts)
+    return add_shared_experts(
+        fields,
+        replace(config, recurrent=shape),
+        read_sigmoid_router(fields, grouped=True),
+        is_listed=True,
+        module="block_sparse_moe.shared_experts",
+        **MIXTRAL,
+    )
 
 
-ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], DecoderConfig]]] = {
+ARCHITECTURES: Final[dict[str, Read]] = {
     "Qwen3_5ForCausalLM": read_qwen3_5,
     "Qwen3_5MoeForCausalLM": read_qwen3_5_moe,
     "Qwen3NextForCausalLM": read_qwen3_next,
@@ -118,20 +97,30 @@ ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], DecoderConfig]]] =
 }
 
 
-def _read_qwen3_5(fields: Fields, config: DecoderConfig) -> DecoderConfig:
-    for key in _UNUSED:
-        fields.get(key)
+def _add_qwen_experts(
+    fields: Fields,
+    config: DecoderConfig,
+    router: Router,
+    inner: int,
+    dense: frozenset[int] = frozenset(),
+) -> DecoderConfig:
+    width = fields.get_integer("shared_expert_intermediate_size")
+    shared = Shared(width, "mlp.shared_expert", gated=True)
+    return add_experts(
+        fields, config, router, inner, count="num_experts", dense_layers=dense, shared=shared
+    )
+
+
+def _read_qwen3_5(
+    fields: Fields, context: int | None, inner: str = "intermediate_size"
+) -> DecoderConfig:
+    fields.skip(*_UNUSED)
     fields.expect("attn_output_gate", True)
-    bias = fields.get_flag("attention_bias", False)
-    parameters = find_rope_parameters(fields)
-    if parameters is not None:  # how the axes of an image share the angles
-        parameters.get("mrope_section"), parameters.get("mrope_interleaved")
-    defaults = RopeDefaults(
-        config.head_dim,
-        fields.get_integer("max_position_embeddings"),
-        config.context,
-        theta=fields.get_number("rope_theta", 10_000.0),
-        partial=fields.get_number("partial_rotary_factor", 0.25),
+    config = add_rope(
+        fields,
+        read_shape(fields, context, split=False, inner=inner, bias=False),
+        partial=0.25,
+        unused=("mrope_section", "mrope_interleaved"),  # how the axes of an image share the angles
     )
     interval = fields.get_integer("full_attention_interval", 4)
     sizes = {
@@ -147,10 +136,7 @@ def _read_qwen3_5(fields: Fields, config: DecoderConfig) -> DecoderConfig:
     layers = _read_layers(fields, config.layers, lambda layer: (layer + 1) % interval != 0)
     return replace(
         config,
-        rope=read_rope(parameters, defaults),
         recurrent=make_recurrent(layers, **sizes, activation=read_activation(fields)),
-        qkv_bias=bias,
-        output_bias=bias,
         qk_norm=True,
         output_gate=True,
         unit_norms=True,
@@ -211,10 +197,8 @@ def _read_layers(
     fields: Fields, layers: int, is_recurrent: Callable[[int], bool] | None
 ) -> frozenset[int]:
     """Return the recurrent layers by ``layer_types``, or without it by the family's pattern."""
-    kinds: Any = fields.get("layer_types")
-    if kinds is None and is_recurrent is not None:
-        return frozenset(layer for layer in range(layers) if is_recurrent(layer))
-    known = ("full_attention", "linear_attention")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
-        raise fields.refuse("layer_types", f"{layers} of {', '.join(known)}")
+    known, is_needed = ("full_attention", "linear_attention"), is_recurrent is None
+    kinds = fields.get_words("layer_types", layers, known, is_needed=is_needed)
+    if kinds is None:
+        return frozenset(filter(is_recurrent, range(layers)))
     return frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")

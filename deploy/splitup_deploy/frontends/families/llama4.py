@@ -9,9 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from splitup.core import tuning
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Growth, Local
-from splitup_deploy.frontends.decoder.expert_layers import Experts, MoeConfig, Router, Shared
+from splitup_deploy.frontends.decoder.decoder_config import (
+    DecoderConfig,
+    Growth,
+    Local,
+    Router,
+    Shared,
+)
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import add_rope, read_shape, read_unturned
 from splitup_deploy.frontends.families.mixture_of_experts import add_experts
@@ -19,34 +23,29 @@ from splitup_deploy.frontends.families.mixture_of_experts import add_experts
 OWN_NAMES: Final = {".feed_forward.": ".mlp."}
 
 
-def read_llama4(fields: Fields, context: int | None) -> MoeConfig:
+def read_llama4(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Llama4ForCausalLM configuration."""
-    for key in ("for_llm_compressor", "attn_implementation"):
-        fields.get(key)
-    if "rope_parameters" not in fields:
-        fields.get_number("rope_theta")  # the default of this family is not the plain one
-    bias = fields.get_flag("attention_bias", False)
-    config = add_rope(fields, read_shape(fields, context, epsilon=1e-5))
-    unturned = read_unturned(fields, config.layers)
+    fields.skip("for_llm_compressor", "attn_implementation")
+    config = read_shape(fields, context, epsilon=1e-5, bias=False)
+    config = add_rope(fields, config, needs_theta=True)
     config = replace(
         config,
-        qkv_bias=bias,
-        output_bias=bias,
-        unturned=unturned,
+        unturned=read_unturned(fields, config.layers),
         neighbours=True,
         late_qk_norm=fields.get_flag("use_qk_norm", True),
     )
-    experts = Experts(
-        count=fields.get_integer("num_local_experts", most=tuning.MAX_EXPERTS),
-        active=fields.get_integer("num_experts_per_tok", 1),
-        intermediate=config.intermediate,
-        router=Router(scoring="sigmoid", name="router"),
+    inner = config.intermediate
+    config = replace(config, intermediate=fields.get_integer("intermediate_size_mlp"))
+    return add_experts(
+        fields,
+        _add_growth(fields, _add_chunks(fields, config)),
+        Router(scoring="sigmoid", name="router"),
+        inner,
+        usual=1,
         dense_layers=_read_dense_layers(fields, config.layers),
-        shared=Shared(config.intermediate, "mlp.shared_expert"),
+        shared=Shared(inner, "mlp.shared_expert"),
         gated_input=True,
     )
-    config = replace(config, intermediate=fields.get_integer("intermediate_size_mlp"))
-    return add_experts(fields, _add_growth(fields, _add_chunks(fields, config)), experts)
 
 
 ARCHITECTURES: Final = {"Llama4ForCausalLM": read_llama4}

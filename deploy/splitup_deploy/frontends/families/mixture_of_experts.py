@@ -7,29 +7,34 @@ Where a default is not obvious, the field must be there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import fields as list_fields
 from dataclasses import replace
 from typing import Any, Final
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Indexer, Latent
-from splitup_deploy.frontends.decoder.expert_layers import Experts, MoeConfig, Router, Shared
+from splitup_deploy.frontends.decoder.decoder_config import (
+    Clamped,
+    DecoderConfig,
+    Experts,
+    Indexer,
+    Latent,
+    Router,
+    Shared,
+)
 from splitup_deploy.frontends.decoder.rotary import compute_yarn_scale
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import (
+    Read,
     add_rope,
     add_window,
+    add_windows,
     read_local_layers,
     read_shape,
 )
 from splitup_deploy.frontends.families.rope_fields import (
     LONG_SCALINGS,
-    RopeDefaults,
     find_rope_parameters,
     read_growth,
-    read_rope,
 )
 
 # Fields about training, or the number of blocks that only predict tokens further ahead.
@@ -52,61 +57,43 @@ _MINIMAX_FIXED: Final = {
     "use_qk_norm": True,
     "use_routing_bias": True,
 }
+# Where Mixtral and later families have their experts.
+MIXTRAL: Final[dict[str, Any]] = {"prefix": "block_sparse_moe", "names": ("w1", "w3", "w2")}
 
 
-def read_mixtral(fields: Fields, context: int | None) -> MoeConfig:
+def read_mixtral(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a MixtralForCausalLM configuration."""
-    config = _add_rope(fields, read_shape(fields, context, epsilon=1e-5))
-    if fields.get("sliding_window") is not None:
-        config = add_window(fields, config, range(config.layers))
-    experts = Experts(
-        count=fields.get_integer("num_local_experts", most=tuning.MAX_EXPERTS),
-        active=fields.get_integer("num_experts_per_tok"),
-        intermediate=config.intermediate,
-        prefix="block_sparse_moe",
-        names=("w1", "w3", "w2"),
-        router=Router(renormalised=True),
-    )
-    return add_experts(fields, config, experts)
+    config = add_rope(fields, read_shape(fields, context, epsilon=1e-5), needs_theta=True)
+    config = add_windows(fields, config)
+    return add_experts(fields, config, Router(renormalised=True), **MIXTRAL)
 
 
-def read_qwen3_moe(fields: Fields, context: int | None) -> MoeConfig:
+def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Qwen3MoeForCausalLM configuration; some layers may have a dense MLP."""
     fields.rename({"num_local_experts": "num_experts"})
-    bias = fields.get_flag("attention_bias", False)
-    config = _add_qwen_moe_window(fields, _add_rope(fields, read_shape(fields, context)))
-    config = replace(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
-    experts = Experts(
-        count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
-        active=fields.get_integer("num_experts_per_tok"),
-        intermediate=fields.get_integer("moe_intermediate_size"),
-        router=Router(renormalised=fields.get_flag("norm_topk_prob", False)),
+    config = add_rope(fields, read_shape(fields, context, bias=False), needs_theta=True)
+    return add_experts(
+        fields,
+        replace(_add_qwen_moe_window(fields, config), qk_norm=True),
+        Router(renormalised=fields.get_flag("norm_topk_prob", False)),
+        fields.get_integer("moe_intermediate_size"),
+        count="num_experts",
         dense_layers=read_sparse_step(fields, config.layers),
     )
-    return add_experts(fields, config, experts)
 
 
-def read_olmoe(fields: Fields, context: int | None) -> MoeConfig:
+def read_olmoe(fields: Fields, context: int | None) -> DecoderConfig:
     """Read an OlmoeForCausalLM configuration: all layers have experts, of the intermediate size."""
     if "clip_qkv" in fields:
         raise fields.refuse("clip_qkv", "null")
-    bias = fields.get_flag("attention_bias", False)
-    config = add_rope(fields, read_shape(fields, context, grouped=False, epsilon=1e-5))
-    config = replace(config, qkv_bias=bias, output_bias=bias, wide_qk_norm=True)
-    experts = Experts(
-        count=fields.get_integer("num_experts", most=tuning.MAX_EXPERTS),
-        active=fields.get_integer("num_experts_per_tok"),
-        intermediate=config.intermediate,
-        router=Router(renormalised=fields.get_flag("norm_topk_prob", False)),
-    )
-    return add_experts(fields, config, experts)
+    config = add_rope(fields, read_shape(fields, context, grouped=False, epsilon=1e-5, bias=False))
+    router = Router(renormalised=fields.get_flag("norm_topk_prob", False))
+    return add_experts(fields, replace(config, wide_qk_norm=True), router, count="num_experts")
 
 
-def read_minimax_m2(fields: Fields, context: int | None) -> MoeConfig:
+def read_minimax_m2(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a MiniMaxM2ForCausalLM configuration: a Mixtral with DeepSeek-V3's router."""
-    for key, plain in _MINIMAX_FIXED.items():
-        fields.expect(key, plain)
-    fields.get("attn_type_list")  # read below, with the number of layers
+    fields.expect_all(_MINIMAX_FIXED)
     config = read_shape(fields, context, split=False)
     if fields.get("attn_type_list", [1] * config.layers) != [1] * config.layers:
         raise fields.refuse("attn_type_list", "1 for all layers")
@@ -114,27 +101,18 @@ def read_minimax_m2(fields: Fields, context: int | None) -> MoeConfig:
         fields.expect("shared_intermediate_size", 0)
     turned = fields.get("rotary_dim")
     share = 1.0 if turned is None else fields.get_integer("rotary_dim") / config.head_dim
-    config = replace(_add_rope(fields, config, partial=share), wide_qk_norm=True)
-    experts = Experts(
-        count=fields.get_integer("num_local_experts", most=tuning.MAX_EXPERTS),
-        active=fields.get_integer("num_experts_per_tok"),
-        intermediate=config.intermediate,
-        prefix="block_sparse_moe",
-        names=("w1", "w3", "w2"),
-        router=Router(scoring="sigmoid", renormalised=True, biased=True),
-    )
-    return add_experts(fields, config, experts)
+    config = replace(add_rope(fields, config, share, needs_theta=True), wide_qk_norm=True)
+    router = Router(scoring="sigmoid", renormalised=True, biased=True)
+    return add_experts(fields, config, router, **MIXTRAL)
 
 
-def read_phimoe(fields: Fields, context: int | None) -> MoeConfig:
+def read_phimoe(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a PhimoeForCausalLM configuration: layer norms, and a sparse mixer as router."""
-    config = read_shape(fields, context, epsilon=1e-5)
-    fields.get("input_jitter_noise")  # of training
-    defaults = RopeDefaults(
-        config.head_dim,
-        fields.get_integer("max_position_embeddings"),
-        config.context,
-        theta=fields.get_number("rope_theta", 1_000_000.0),
+    fields.skip("input_jitter_noise")  # of training
+    config = add_rope(
+        fields,
+        read_shape(fields, context, epsilon=1e-5, bias=False),
+        theta=1_000_000.0,
         kinds=LONG_SCALINGS,
         original=(
             fields.get_integer("original_max_position_embeddings")
@@ -143,31 +121,41 @@ def read_phimoe(fields: Fields, context: int | None) -> MoeConfig:
         ),
         mscales=True,
     )
-    bias = fields.get_flag("attention_bias", False)
     config = replace(
         config,
-        rope=read_rope(find_rope_parameters(fields), defaults),
-        qkv_bias=bias,
-        output_bias=bias,
         head_bias=fields.get_flag("lm_head_bias", False),
         layer_norms=True,
         norm_bias=True,
     )
     fields.expect("num_experts_per_tok", 2)
-    if fields.get("sliding_window") is not None:
-        config = add_window(fields, config, range(config.layers))
-    experts = Experts(
-        count=fields.get_integer("num_local_experts", most=tuning.MAX_EXPERTS),
-        active=2,
-        intermediate=config.intermediate,
-        prefix="block_sparse_moe",
-        names=("w1", "w3", "w2"),
-        router=Router(scoring="mixer", jitter=fields.get_number("router_jitter_noise", 0.01)),
+    router = Router(scoring="mixer", jitter=fields.get_number("router_jitter_noise", 0.01))
+    return add_experts(fields, add_windows(fields, config), router, usual=2, **MIXTRAL)
+
+
+def read_gpt_oss(fields: Fields, context: int | None) -> DecoderConfig:
+    """Read a GptOssForCausalLM configuration: sinks, biases, and a bounded activation.
+
+    Source: the model card of gpt-oss, arXiv 2508.10925, section 2.
+    """
+    fields.skip("initial_context_length")  # says once more where YaRN begins
+    fields.rename({"experts_per_token": "num_experts_per_tok", "num_experts": "num_local_experts"})
+    fields.expect("hidden_act", "silu")
+    if "rope_parameters" not in fields:
+        fields.get_number("rope_theta"), fields.get_written("rope_scaling")
+    config = read_shape(fields, context, split=False, epsilon=1e-5, bias=True)
+    alpha, limit = fields.get_number("swiglu_alpha", 1.702), fields.get_number("swiglu_limit", 7.0)
+    config = replace(add_rope(fields, config), sinks=True, activation=Clamped(alpha, limit))
+    layers = read_local_layers(fields, config.layers, lambda layer: layer % 2 == 0)
+    return add_experts(
+        fields,
+        add_window(fields, config, layers),
+        Router(renormalised=True, name="router", linear_bias=True),
+        names=("gate_up_proj", "down_proj"),
+        biased=True,
     )
-    return add_experts(fields, config, experts)
 
 
-def read_mistral4(fields: Fields, context: int | None) -> MoeConfig:
+def read_mistral4(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Mistral4ForCausalLM configuration: a DeepSeek-V3 with a softmax router."""
     growth = read_growth(fields)
     share = fields.take("rope_parameters", "partial_rotary_factor")  # says it once more
@@ -177,78 +165,75 @@ def read_mistral4(fields: Fields, context: int | None) -> MoeConfig:
     config = replace(config, growth=growth)
     fields.expect("rope_interleave", True)
     router = replace(read_sigmoid_router(fields, grouped=False), scoring="softmax", biased=False)
-    return add_experts(fields, config, read_experts(fields, config.layers, router))
+    return add_shared_experts(fields, config, router)
 
 
-def read_glm4_moe(fields: Fields, context: int | None) -> MoeConfig:
+def read_glm4_moe(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Glm4MoeForCausalLM configuration, without the layers that predict further ahead."""
     config = read_shape(fields, context, epsilon=1e-5)
-    config = _add_rope(fields, config, partial=0.5)
+    config = add_rope(fields, config, partial=0.5, needs_theta=True)
     config = replace(
         config,
         qkv_bias=fields.get_flag("attention_bias", False),
         qk_norm=fields.get_flag("use_qk_norm", False),
     )
-    router = read_sigmoid_router(fields, grouped=False)
-    return add_experts(fields, config, read_experts(fields, config.layers, router))
+    return add_shared_experts(fields, config, read_sigmoid_router(fields, grouped=False))
 
 
-def read_deepseek_v2(fields: Fields, context: int | None) -> MoeConfig:
+def read_deepseek_v2(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a DeepseekV2ForCausalLM configuration; the original's own code has more variations."""
     config = read_latent(fields, context)
-    for key, plain in (("scoring_func", "softmax"), ("norm_topk_prob", False), ("mlp_bias", False)):
-        fields.expect(key, plain)
+    fields.expect_all({"scoring_func": "softmax", "norm_topk_prob": False, "mlp_bias": False})
     method = fields.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise fields.refuse("topk_method", "greedy, group_limited_greedy")
     router = Router(scale=fields.get_number("routed_scaling_factor", 1.0))
     if method == "greedy":
-        fields.get("n_group"), fields.get("topk_group")  # without effect then
+        fields.skip("n_group", "topk_group")  # without effect then
     else:
         groups = fields.get_integer("n_group")
         router = replace(router, groups=groups, groups_taken=fields.get_integer("topk_group"))
-    return add_experts(fields, config, read_experts(fields, config.layers, router))
+    return add_shared_experts(fields, config, router)
 
 
-def read_deepseek_v3(fields: Fields, context: int | None, *, is_listed: bool = False) -> MoeConfig:
+def read_deepseek_v3(
+    fields: Fields, context: int | None, *, is_listed: bool = False
+) -> DecoderConfig:
     """Read a DeepseekV3ForCausalLM configuration, without the layers that predict further ahead.
 
-    ``is_listed`` is that of ``read_experts``.
+    ``is_listed`` is that of ``add_shared_experts``.
     """
     config = read_latent(fields, context)
-    for key, plain in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
-        fields.expect(key, plain)
-    fields.expect("rope_interleave", True)
+    fields.expect_all(
+        {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "rope_interleave": True}
+    )
     router = read_sigmoid_router(fields, grouped=True)
-    experts = read_experts(fields, config.layers, router, is_listed=is_listed)
-    return add_experts(fields, config, experts)
+    return add_shared_experts(fields, config, router, is_listed=is_listed)
 
 
-def read_deepseek_v32(fields: Fields, context: int | None) -> MoeConfig:
+def read_deepseek_v32(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a DeepseekV32ForCausalLM configuration: a DeepSeek-V3 with an indexer."""
     return _add_indexer(fields, _read_listed(fields, context), neighbours=False)
 
 
-def read_glm_moe_dsa(fields: Fields, context: int | None) -> MoeConfig:
+def read_glm_moe_dsa(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a GlmMoeDsaForCausalLM configuration (GLM-5): every block has an indexer of its own."""
     fields.expect("indexer_rope_interleave", True)
     config = _read_listed(fields, context)
-    for key, plain in (("indexer_types", ["full"] * config.layers), ("index_topk_freq", 1)):
-        fields.expect(key, plain)
-    if "index_topk_pattern" in fields:
-        fields.expect("index_topk_pattern", "F" * config.layers)
-    fields.get("index_skip_topk_offset")  # without effect then
+    fields.expect_all({"indexer_types": ["full"] * config.layers, "index_topk_freq": 1})
+    fields.expect("index_topk_pattern", "F" * config.layers)
+    fields.skip("index_skip_topk_offset")  # without effect then
     return _add_indexer(fields, config, neighbours=True)
 
 
-def _read_listed(fields: Fields, context: int | None) -> MoeConfig:
+def _read_listed(fields: Fields, context: int | None) -> DecoderConfig:
     fields.expect("mlp_bias", False)
     config = read_deepseek_v3(fields, context, is_listed=True)
     fields.expect("layer_types", ["indexed_attention"] * config.layers)
     return config
 
 
-def _add_indexer(fields: Fields, config: MoeConfig, *, neighbours: bool) -> MoeConfig:
+def _add_indexer(fields: Fields, config: DecoderConfig, *, neighbours: bool) -> DecoderConfig:
     """Return the configuration with an indexer, where the context has more than it chooses."""
     indexer = Indexer(
         fields.get_integer("index_n_heads"),
@@ -265,13 +250,13 @@ def _add_indexer(fields: Fields, config: MoeConfig, *, neighbours: bool) -> MoeC
     return replace(config, latent=replace(latent, indexer=indexer))
 
 
-def read_glm4_moe_lite(fields: Fields, context: int | None) -> MoeConfig:
+def read_glm4_moe_lite(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Glm4MoeLiteForCausalLM configuration: a DeepSeek-V3 that lists its dense blocks."""
     fields.expect("partial_rotary_factor", 1.0)
     return read_deepseek_v3(fields, context, is_listed=True)
 
 
-ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], MoeConfig]]] = {
+ARCHITECTURES: Final[dict[str, Read]] = {
     "MixtralForCausalLM": read_mixtral,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "OlmoeForCausalLM": read_olmoe,
@@ -281,6 +266,7 @@ ARCHITECTURES: Final[dict[str, Callable[[Fields, int | None], MoeConfig]]] = {
     "DeepseekV2ForCausalLM": read_deepseek_v2,
     "DeepseekV3ForCausalLM": read_deepseek_v3,
     "Mistral4ForCausalLM": read_mistral4,
+    "GptOssForCausalLM": read_gpt_oss,
     "DeepseekV32ForCausalLM": read_deepseek_v32,
     "GlmMoeDsaForCausalLM": read_glm_moe_dsa,
     "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
@@ -307,25 +293,33 @@ def read_sigmoid_router(fields: Fields, *, grouped: bool) -> Router:
     )
 
 
-def read_experts(
-    fields: Fields, layers: int, router: Router, *, is_listed: bool = False
-) -> Experts:
-    """Read the experts of DeepSeek and later families, some of which are shared.
+def add_shared_experts(
+    fields: Fields,
+    config: DecoderConfig,
+    router: Router,
+    *,
+    is_listed: bool = False,
+    module: str = "mlp.shared_experts",
+    **others: Any,
+) -> DecoderConfig:
+    """Add the experts of DeepSeek and later families, some of which are shared.
 
     The first layers are dense, or those that a list names if the family has one (``is_listed``).
     """
     inner = fields.get_integer("moe_intermediate_size")
     shared = fields.get_written("n_shared_experts")
     if shared is not None:
-        shared = Shared(inner * fields.get_integer("n_shared_experts"), "mlp.shared_experts")
+        shared = Shared(inner * fields.get_integer("n_shared_experts"), module)
     fields.expect("moe_layer_freq", 1)
-    return Experts(
-        count=fields.get_integer("n_routed_experts", most=tuning.MAX_EXPERTS),
-        active=fields.get_integer("num_experts_per_tok"),
-        intermediate=inner,
-        router=router,
-        dense_layers=_read_dense_layers(fields, layers, is_listed),
+    return add_experts(
+        fields,
+        config,
+        router,
+        inner,
+        count="n_routed_experts",
+        dense_layers=_read_dense_layers(fields, config.layers, is_listed),
         shared=shared,
+        **others,
     )
 
 
@@ -340,24 +334,40 @@ def read_sparse_step(fields: Fields, layers: int) -> frozenset[int]:
 
 def _read_dense_layers(fields: Fields, layers: int, is_listed: bool) -> frozenset[int]:
     """Read which layers have no experts, by ``mlp_layer_types`` or the number of the first ones."""
-    kinds: Any = fields.get("mlp_layer_types") if is_listed else None
+    kinds = fields.get_words("mlp_layer_types", layers, ("dense", "sparse")) if is_listed else None
     if kinds is None:
         first = fields.get_written("first_k_dense_replace")
         if type(first) is not int or not 0 <= first < layers:
             raise fields.refuse("first_k_dense_replace", f"0 to {layers - 1} layers")
         return frozenset(range(first))
-    known = ("dense", "sparse")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
-        raise fields.refuse("mlp_layer_types", f"{layers} of {', '.join(known)}")
-    if "first_k_dense_replace" in fields:
-        fields.expect("first_k_dense_replace", [*kinds, "sparse"].index("sparse"))
+    fields.expect("first_k_dense_replace", [*kinds, "sparse"].index("sparse"))
     return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
 
-def add_experts(fields: Fields, config: DecoderConfig, experts: Experts) -> MoeConfig:
-    """Return the configuration with experts; raises InvalidModel when the router cannot work so."""
-    for key in _TRAINING:
-        fields.get(key)
+def add_experts(
+    fields: Fields,
+    config: DecoderConfig,
+    router: Router,
+    inner: int | None = None,
+    *,
+    count: str = "num_local_experts",
+    active: str = "num_experts_per_tok",
+    usual: int | None = None,
+    **others: Any,
+) -> DecoderConfig:
+    """Return the configuration with experts; raises InvalidModel when the router cannot work so.
+
+    ``count`` and ``active`` are names of fields, ``usual`` the default of the latter. ``inner`` is
+    the experts' width, if not that of the configuration.
+    """
+    fields.skip(*_TRAINING)
+    experts = Experts(
+        count=fields.get_integer(count, most=tuning.MAX_EXPERTS),
+        active=fields.get_integer(active, usual),
+        intermediate=config.intermediate if inner is None else inner,
+        router=router,
+        **others,
+    )
     if experts.active > experts.count:
         raise InvalidModel(
             f"config.json asks for {experts.active} active experts of {experts.count}"
@@ -369,8 +379,7 @@ def add_experts(fields: Fields, config: DecoderConfig, experts: Experts) -> MoeC
             f"config.json asks for {experts.active} experts from {taken} of {groups} groups of "
             f"{experts.count}, which is not possible"
         )
-    values = {field.name: getattr(config, field.name) for field in list_fields(DecoderConfig)}
-    return MoeConfig(**values, experts=experts)
+    return replace(config, experts=experts)
 
 
 def _add_qwen_moe_window(fields: Fields, config: DecoderConfig) -> DecoderConfig:
@@ -379,18 +388,12 @@ def _add_qwen_moe_window(fields: Fields, config: DecoderConfig) -> DecoderConfig
     Unlike Qwen2 and Qwen3 without experts the model asks neither for ``max_window_layers`` nor for
     ``layer_types``; kinds of layers that say otherwise are refused.
     """
-    fields.get("max_window_layers")
+    fields.skip("max_window_layers")
     is_local = fields.get_flag("use_sliding_window", False)
     layers = frozenset(range(config.layers)) if is_local else frozenset()
     if read_local_layers(fields, config.layers, lambda layer: is_local) != layers:
         raise fields.refuse("layer_types", "what use_sliding_window says, for all layers")
     return add_window(fields, config, layers)
-
-
-def _add_rope(fields: Fields, config: DecoderConfig, partial: float | None = None) -> DecoderConfig:
-    if "rope_parameters" not in fields:
-        fields.get_number("rope_theta")  # the families' own default is not the plain one
-    return add_rope(fields, config, partial)
 
 
 def read_latent(fields: Fields, context: int | None, *, turning: bool = True) -> DecoderConfig:
@@ -419,7 +422,7 @@ def read_latent(fields: Fields, context: int | None, *, turning: bool = True) ->
         weight = parameters.get_number("mscale_all_dim")
         scale = compute_yarn_scale(parameters.get_number("factor"), weight)
     if turning:
-        config = _add_rope(fields, replace(config, head_dim=turned))
+        config = add_rope(fields, replace(config, head_dim=turned), needs_theta=True)
     return replace(
         config,
         head_dim=turned + fixed,

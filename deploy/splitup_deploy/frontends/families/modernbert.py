@@ -13,11 +13,10 @@ from tinygrad.tensor import Tensor
 
 from splitup.core import tuning
 from splitup_deploy.frontends.decoder.rotary import Rope
+from splitup_deploy.frontends.decoder.row_operations import Activation, compute_activation
 from splitup_deploy.frontends.encoder.step_function import (
-    Activation,
     EncoderSizes,
     EncoderStep,
-    activate,
     apply_layer_norm,
 )
 from splitup_deploy.frontends.families.config_fields import Fields
@@ -84,7 +83,10 @@ class ModernBert:
         name = f"{prefix}.mlp.Wi"
         both = step.project(h, name, [(name, 2 * s.intermediate)], s.hidden, self.mlp_bias)
         both = mark(both, f"{label}: input and gate")
-        inner = activate(both[:, : s.intermediate], self.activation) * both[:, s.intermediate :]
+        inner = (
+            compute_activation(self.activation, both[:, : s.intermediate])
+            * both[:, s.intermediate :]
+        )
         inner = mark(inner, f"{label}: activation")
         name = f"{prefix}.mlp.Wo"
         branch = step.project(inner, name, [(name, s.hidden)], s.intermediate, self.mlp_bias)
@@ -95,7 +97,7 @@ class ModernBert:
         hidden, on = self.sizes.hidden, step.texts
         y = step.take_first(x) if self.classifier_pooling == "cls" else step.take_mean(x)
         y = on.project(y, "head.dense", [("head.dense", hidden)], hidden, self.classifier_bias)
-        y = on.tracer.mark(activate(y, self.classifier_activation), "head: dense")
+        y = on.tracer.mark(compute_activation(self.classifier_activation, y), "head: dense")
         y = apply_layer_norm(on, y, "head.norm", self.sizes, "head: norm", bias=self.norm_bias)
         return on.project(y, "classifier", [("classifier", 1)], hidden, bias=True)
 
@@ -103,12 +105,11 @@ class ModernBert:
 def read_modernbert(fields: Fields, context: int | None) -> ModernBert:
     """Read the configuration of a ModernBERT, in its old and new spellings."""
     ignore_training(fields)
-    for name in (
+    fields.skip(  # of other heads, of how it is computed, or without a meaning
         *("decoder_bias", "deterministic_flash_attn", "sparse_prediction", "reference_compile"),
         *("sparse_pred_ignore_index", "repad_logits_with_grad", "layer_norm_eps", "hidden_act"),
         "position_embedding_type",
-    ):
-        fields.get(name)  # of other heads, of how it is computed, or without a meaning
+    )
     trained = fields.get_integer("max_position_embeddings", 8192)
     sizes = EncoderSizes(
         layers=fields.get_integer("num_hidden_layers", 22, most=tuning.MAX_LAYERS),

@@ -11,9 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from splitup.core import tuning
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
-from splitup_deploy.frontends.decoder.expert_layers import Experts, Shared
+from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig, Shared
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.dense import Read, read_shape
 from splitup_deploy.frontends.families.granite import check_time_steps
@@ -62,10 +60,8 @@ def read_nemotron_h(fields: Fields, context: int | None) -> DecoderConfig:
     fields.rename({"attention_head_dim": "head_dim", "num_local_experts": "n_routed_experts"})
     fields.rename({"norm_eps": "layer_norm_epsilon"})
     fields.rename({"layer_norm_epsilon": "rms_norm_eps", "layer_types": "layers_block_type"})
-    for key in _UNUSED:
-        fields.get(key)
-    fields.expect("attention_bias", False)
-    fields.expect("mlp_hidden_act", "relu2")
+    fields.skip(*_UNUSED)
+    fields.expect_all({"attention_bias": False, "mlp_hidden_act": "relu2"})
     if "sliding_window" in fields:
         raise fields.refuse("sliding_window", "null")
     kinds = _read_kinds(fields)
@@ -84,8 +80,7 @@ def read_nemotron_h(fields: Fields, context: int | None) -> DecoderConfig:
     config = _add_mamba(fields, config, layers["linear_attention"])
     if layers["moe"]:
         return _add_experts(fields, config, layers["mlp"])
-    for key in _EXPERT_FIELDS:
-        fields.get(key)  # without effect then
+    fields.skip(*_EXPERT_FIELDS)  # without effect then
     return config
 
 
@@ -139,14 +134,14 @@ def _add_experts(fields: Fields, config: DecoderConfig, dense: frozenset[int]) -
     latent = None
     if "moe_latent_size" in fields:
         latent = fields.get_integer("moe_latent_size")
-    experts = Experts(
-        count=fields.get_integer("n_routed_experts", most=tuning.MAX_EXPERTS),
-        active=fields.get_integer("num_experts_per_tok"),
-        intermediate=fields.get_integer("moe_intermediate_size"),
+    return add_experts(
+        fields,
+        config,
+        read_sigmoid_router(fields, grouped=False),
+        fields.get_integer("moe_intermediate_size"),
+        count="n_routed_experts",
         names=("up_proj", "down_proj"),
-        router=read_sigmoid_router(fields, grouped=False),
         dense_layers=dense,
         shared=Shared(shared, "mlp.shared_experts"),
         latent=latent,
     )
-    return add_experts(fields, config, experts)

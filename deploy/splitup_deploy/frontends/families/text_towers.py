@@ -127,8 +127,7 @@ def find_text_tower(table: dict[str, Any]) -> dict[str, Any]:
     for key, value in tower.fixed.items():
         if inner.get(key, value) != value:
             raise Fields(inner, "config.json's text_config").refuse(key, repr(value))
-    for name in _OTHER_FIELDS:
-        fields.get(name)
+    fields.skip(*_OTHER_FIELDS)
     is_tied = fields.get_flag("tie_word_embeddings", False)
     fields.check_all_read()
     shared = {key: table[key] for key in ("dtype", "torch_dtype", "eos_token_id") if key in table}

@@ -19,11 +19,14 @@ from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup.graph.manifest import ImageInfo
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
-from splitup_deploy.frontends.decoder.row_operations import RowOperations, Weights
-from splitup_deploy.frontends.encoder.step_function import (
+from splitup_deploy.frontends.decoder.row_operations import (
     Activation,
+    RowOperations,
+    Weights,
+    compute_activation,
+)
+from splitup_deploy.frontends.encoder.step_function import (
     EncoderSizes,
-    activate,
     apply_layer_norm,
 )
 from splitup_deploy.frontends.families.config_fields import Fields
@@ -190,7 +193,7 @@ def _feed_forward(on: RowOperations, tower: VisionTower, x: Tensor, layer: int) 
     h = apply_layer_norm(on, x, f"{prefix}.layer_norm2", s, f"{label}: norm")
     up, down = f"{prefix}.mlp.fc1", f"{prefix}.mlp.fc2"
     inner = mark(on.project(h, up, [(up, s.intermediate)], s.hidden, bias=True), f"{label}: up")
-    inner = mark(activate(inner, tower.activation), f"{label}: activation")
+    inner = mark(compute_activation(tower.activation, inner), f"{label}: activation")
     branch = on.project(inner, down, [(down, s.hidden)], s.intermediate, bias=True)
     return mark(x + branch, f"{label}: output")
 

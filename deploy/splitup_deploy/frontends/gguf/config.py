@@ -6,15 +6,13 @@ A key of the family that is not known is refused, because it may change the resu
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.decoder import expert_layers
-from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
+from splitup_deploy.frontends.decoder.decoder_config import PROJECTIONS, DecoderConfig
 from splitup_deploy.frontends.families.architectures import ARCHITECTURES
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.gguf import gemma4_config, nemotron_config
@@ -37,14 +35,15 @@ from splitup_deploy.frontends.gguf.family_table import (
 from splitup_deploy.frontends.gguf.header import GgufFile
 from splitup_deploy.frontends.gguf.hybrid_config import (
     SIGMOID,
+    check_heads,
     complete_recurrent,
     expect_sigmoid,
     find_attention,
     read_granite_hybrid,
     read_kimi,
     read_qwen,
+    read_share,
 )
-from splitup_deploy.frontends.weight_sources import FileSlice
 
 # a family's metadata key -> the field of config.json with the same meaning
 _FIELDS: Final = {
@@ -150,8 +149,8 @@ def read_config(file: GgufFile, family: str, context: int | None) -> DecoderConf
             f"'{file.path}' turns heads by more than {MAX_RADIANS} radians per position: "
             "its rope.freq_base or factors are wrong"
         )
-    if isinstance(config, expert_layers.MoeConfig) and config.sinks and config.experts:  # gpt-oss
-        config = replace(config, experts=replace(config.experts, names=expert_layers.PROJECTIONS))
+    if config.sinks and config.experts:  # gpt-oss
+        config = replace(config, experts=replace(config.experts, names=PROJECTIONS))
     if config.latent is not None:
         return complete_recurrent(file, _complete_latent(file, config, frequencies))
     block = find_attention(file)
@@ -231,7 +230,7 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
         return table | _read_phi3(file, keys, table)
     rows = file.get_shape(f"{find_attention(file)}attn_q.weight")[0]
     is_qwen = "full_attention_interval" in kind.fields  # whose heads have a gate behind them
-    size = _check_heads(file, heads, table.get("head_dim"), rows // 2 if is_qwen else rows)
+    size = check_heads(file, heads, table.get("head_dim"), rows // 2 if is_qwen else rows)
     if is_qwen:
         table |= read_qwen(file, keys, size)
     if kind.architecture == "PhimoeForCausalLM":
@@ -263,15 +262,6 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
     return table
 
 
-def _check_heads(file: GgufFile, heads: Any, size: Any, rows: int) -> int:
-    """Return a head's size; raises InvalidModel before a table is computed for absent heads."""
-    if type(heads) is not int or type(size) is not int or heads * size != rows:
-        raise InvalidModel(
-            f"'{file.path}' says {heads!r:.40} heads of {size!r:.40}; its query has {rows} rows"
-        )
-    return size
-
-
 def _read_latent(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of latent attention, from files with one or two expansions."""
     block = find_attention(file)
@@ -282,7 +272,7 @@ def _read_latent(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
     suffix = "_mla" if split else ""
     size, value = (keys.get(f"attention.{part}_length{suffix}") for part in ("key", "value"))
     query = "attn_q_b.weight" if "attention.q_lora_rank" in keys else "attn_q.weight"
-    size = _check_heads(file, heads, size, file.get_shape(block + query)[0])
+    size = check_heads(file, heads, size, file.get_shape(block + query)[0])
     rows = file.get_shape(f"{block}attn_kv_a_mqa.weight")[0]
     if type(rank) is not int or type(turned) is not int or rank + turned != rows:
         raise InvalidModel(
@@ -293,9 +283,7 @@ def _read_latent(file: GgufFile, keys: dict[str, Any]) -> dict[str, Any]:
     if split:  # as the cache has them
         lengths = {"attention.key_length": rows, "attention.value_length": rank}
         wanted = {"attention.head_count_kv": 1, **lengths}
-    for key, number in wanted.items():
-        if keys.get(key, number) != number:
-            raise InvalidModel(f"'{file.path}' has {key} = {keys[key]!r:.40}; supported: {number}")
+    file.expect(keys, wanted)
     return {
         "kv_lora_rank": rank,
         "q_lora_rank": keys.get("attention.q_lora_rank"),
@@ -332,7 +320,7 @@ def _complete_latent(
 
     The inner norms use the model's epsilon, as in llama.cpp.
     """
-    assert config.latent is not None and isinstance(config, expert_layers.MoeConfig)
+    assert config.latent is not None
     split = f"{find_attention(file)}{_SPLIT}" in file.tensors
     experts = config.experts
     if experts is not None:
@@ -354,12 +342,9 @@ def _complete_latent(
 
 def _read_glm4(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any]:
     """Return the fields that GLM-4 files have in another form; ``size`` is a head's."""
-    turned = keys.get("rope.dimension_count")
-    if type(turned) is not int or not 0 < turned <= size:
-        raise InvalidModel(f"'{file.path}' turns {turned!r:.40} of a head's {size} elements")
     expect_sigmoid(file, keys)
     return {
-        "partial_rotary_factor": turned / size,
+        "partial_rotary_factor": read_share(file, keys, size),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
     }
 
@@ -371,14 +356,12 @@ def _read_phi3(file: GgufFile, keys: dict[str, Any], table: dict[str, Any]) -> d
     )
     rows = file.get_shape("blk.0.attn_qkv.weight")[0]
     cached_rows = 2 * cached * size if type(cached) is int and type(size) is int else 0
-    size = _check_heads(file, heads, size, rows - cached_rows)
-    turned = keys.get("rope.dimension_count", size)
-    if type(turned) is not int or not 0 < turned <= size or turned % 2:
-        raise InvalidModel(f"'{file.path}' turns {turned!r:.40} of a head's {size} elements")
-    fields: dict[str, Any] = {"partial_rotary_factor": turned / size}
+    size = check_heads(file, heads, size, rows - cached_rows)
+    share = read_share(file, {"rope.dimension_count": size, **keys}, size)
+    fields: dict[str, Any] = {"partial_rotary_factor": share}
     if table.get("sliding_window") == 0:  # none
         fields["sliding_window"] = None
-    if scaling := _read_long_factors(file, turned // 2):
+    if scaling := _read_long_factors(file, int(size * share) // 2):
         factor = keys.get("rope.scaling.attn_factor", 1.0)
         fields["rope_scaling"] = {**scaling, "attention_factor": factor}
     return fields
@@ -415,27 +398,24 @@ def _read_indexer_types(keys: dict[str, Any], layers: Any) -> list[str]:
 
 def _check_keys(file: GgufFile, prefix: str, keys: dict[str, Any], config: DecoderConfig) -> None:
     """Raise InvalidModel where other keys of the file contradict the configuration."""
-    experts = config.experts if isinstance(config, expert_layers.MoeConfig) else None
+    experts = config.experts
     latent = config.latent
     size = config.head_dim if config.wide is None else config.wide.head_dim
     value = keys.get("attention.value_length") if latent else size
     turned: Any = latent.turned if latent else 2 * config.rope.pairs
     if config.unturned == frozenset(range(config.layers)):  # nothing is turned
         turned = keys.get("rope.dimension_count")
-    for key, wanted in (
-        ("attention.value_length", value),
-        ("rope.dimension_count", turned),
-        ("vocab_size", config.vocab),
-        ("expert_count", experts.count if experts else 0),
-        ("expert_used_count", experts.active if experts else 0),
-        ("expert_feed_forward_length", experts.intermediate if experts else 0),
-        ("tensor_data_layout", "Meta AI original pth"),
-        ("attention.temperature_length", config.growth.positions if config.growth else None),
-    ):
-        if keys.get(key, wanted) != wanted:
-            raise InvalidModel(
-                f"'{file.path}' has {prefix}{key} = {keys[key]!r:.40}; supported: {wanted}"
-            )
+    wanted = {
+        "attention.value_length": value,
+        "rope.dimension_count": turned,
+        "vocab_size": config.vocab,
+        "expert_count": experts.count if experts else 0,
+        "expert_used_count": experts.active if experts else 0,
+        "expert_feed_forward_length": experts.intermediate if experts else 0,
+        "tensor_data_layout": "Meta AI original pth",
+        "attention.temperature_length": config.growth.positions if config.growth else None,
+    }
+    file.expect(keys, wanted, prefix)
     window = keys.get("attention.sliding_window")
     if config.local is not None or window == 0:
         return
@@ -481,12 +461,7 @@ def _divide(file: GgufFile, config: DecoderConfig) -> tuple[Decimal, ...]:
 
 def _read_factors(file: GgufFile, name: str, pairs: int) -> tuple[float, ...]:
     """Return the numbers that a rope's frequencies are divided by."""
-    file.get_shape(name)
-    tensor = file.tensors[name]
-    if tensor.format.name != "F32" or tensor.shape != (pairs,):
-        raise InvalidModel(f"'{file.path}' has {name} of another shape than its heads")
-    data = b"".join(FileSlice(file.path, tensor.start, tensor.end).read())
-    factors = struct.unpack(f"<{pairs}f", data)
+    factors = file.read_floats(name, pairs)
     if not all(1e-6 < factor < 1e6 for factor in factors):
         raise InvalidModel(f"'{file.path}' has a {name} that is no sensible number")
     return factors

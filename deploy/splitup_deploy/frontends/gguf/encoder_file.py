@@ -67,7 +67,7 @@ def load_encoder_gguf(file: GgufFile, sizes: Sizes) -> SourceModel:
         tokenizer = make_tokenizer(file.metadata, encoder.sizes.vocab)
     weights = EncoderWeights(file)
     traced = trace_encoder(encoder, weights, pooling, sizes.chunk)
-    notes = (*notes, *traced.notes, *weights.check_all_read((), {}))
+    notes = (*notes, *traced.notes, *weights.check_all_read({}))
     text = SourceText(tokenizer, (), encoder.sizes.vocab, encoder.sizes.context)
     return SourceModel("text-embedding", replace(traced, notes=notes), text)
 

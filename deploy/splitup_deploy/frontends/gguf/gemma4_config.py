@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.gguf.header import GgufFile
-from splitup_deploy.frontends.weight_sources import FileSlice
 
 FIELDS: Final = {
     "attention.sliding_window": "sliding_window",
@@ -52,14 +51,8 @@ def read_gemma4(file: GgufFile, keys: dict[str, Any], table: dict[str, Any]) -> 
     near, far = keys.get("attention.key_length_swa"), keys.get("attention.key_length")
     heads, cached = table.get("num_attention_heads"), table.get("num_key_value_heads")
     counts = cached if isinstance(cached, list) else [cached] * layers
-    for key, wanted in (
-        ("attention.value_length", far),
-        ("attention.value_length_swa", near),
-        ("rope.dimension_count", far),
-        ("rope.dimension_count_swa", near),
-    ):
-        if keys.get(key, wanted) != wanted:
-            raise InvalidModel(f"'{file.path}' has {key} = {keys[key]!r:.40}; supported: {wanted}")
+    for key in ("attention.value_length", "rope.dimension_count"):
+        file.expect(keys, {key: far, f"{key}_swa": near})
     _check_blocks(file, heads, [(near if is_near else far) for is_near in pattern], counts)
     rows = {str(n): {"num_key_value_heads": counts[n], "head_dim": far} for n in _find(pattern, 0)}
     local = [counts[n] for n in _find(pattern, 1)] or counts
@@ -109,12 +102,7 @@ def read_turned(file: GgufFile, name: str, count: int) -> int:
 
     Their factors are 1, those of the others too large to turn anything.
     """
-    file.get_shape(name)
-    tensor = file.tensors[name]
-    if tensor.format.name != "F32" or tensor.shape != (count,):
-        raise InvalidModel(f"'{file.path}' has {name} of another shape than its heads")
-    data = b"".join(FileSlice(file.path, tensor.start, tensor.end).read())
-    factors: tuple[float, ...] = struct.unpack(f"<{count}f", data)
+    factors = file.read_floats(name, count)
     turned = factors.count(1.0)
     if factors != (1.0,) * turned + (UNTURNED,) * (count - turned):
         raise InvalidModel(f"'{file.path}' has {name} of other numbers than 1 and 1e30")

@@ -41,14 +41,30 @@ def find_attention(file: GgufFile) -> str:
 
 def read_qwen(file: GgufFile, keys: dict[str, Any], size: int) -> dict[str, Any]:
     """Return the fields that Qwen3.5 files have in another form; ``size`` is a head's."""
-    inner, heads, turned = (
-        keys.get(key) for key in ("ssm.inner_size", "ssm.time_step_rank", "rope.dimension_count")
-    )
+    inner, heads = (keys.get(f"ssm.{part}") for part in ("inner_size", "time_step_rank"))
     if type(inner) is not int or type(heads) is not int or heads < 1 or inner % heads:
         raise InvalidModel(f"'{file.path}' has {heads!r:.40} value heads of {inner!r:.40} in all")
+    return {
+        "linear_value_head_dim": inner // heads,
+        "partial_rotary_factor": read_share(file, keys, size),
+    }
+
+
+def read_share(file: GgufFile, keys: dict[str, Any], size: int) -> float:
+    """Return which part of a head of ``size`` elements is turned."""
+    turned = keys.get("rope.dimension_count")
     if type(turned) is not int or not 0 < turned <= size:
         raise InvalidModel(f"'{file.path}' turns {turned!r:.40} of a head's {size} elements")
-    return {"linear_value_head_dim": inner // heads, "partial_rotary_factor": turned / size}
+    return turned / size
+
+
+def check_heads(file: GgufFile, heads: Any, size: Any, rows: int) -> int:
+    """Return a head's size; raises InvalidModel before a table is computed for absent heads."""
+    if type(heads) is not int or type(size) is not int or heads * size != rows:
+        raise InvalidModel(
+            f"'{file.path}' says {heads!r:.40} heads of {size!r:.40}; its query has {rows} rows"
+        )
+    return size
 
 
 def expect_sigmoid(file: GgufFile, keys: dict[str, Any]) -> None:

@@ -1,7 +1,6 @@
-"""GGUF files of the families in ``splitup_deploy.frontends.gguf.config``.
+"""The tensors of a GGUF file, by the names that its family's weights have at Hugging Face.
 
-Quantised weights stay uint8 blocks, as in the file, and are dequantised inside the graph. The
-metadata are translated to a config.json of the same family, and the tokenizer to a tokenizer.json.
+Quantised weights stay uint8 blocks, as in the file, and are dequantised inside the graph.
 """
 
 from __future__ import annotations
@@ -9,34 +8,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
-from splitup.graph.manifest import ModelKind
-from splitup_deploy.frontends.chat import offer_way_out
-from splitup_deploy.frontends.decoder import expert_layers
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
-from splitup_deploy.frontends.families.architectures import make_text, trace_language_model
-from splitup_deploy.frontends.gguf.config import (
-    LONG_FACTORS,
-    ROPE_FACTORS,
-    choose_family,
-    list_further_blocks,
-    read_config,
-)
+from splitup_deploy.frontends.gguf.config import LONG_FACTORS, ROPE_FACTORS
 from splitup_deploy.frontends.gguf.family_table import Family
 from splitup_deploy.frontends.gguf.header import GgufFile, GgufTensor
-from splitup_deploy.frontends.gguf.tokenizer import find_end_tokens, make_tokenizer, read_chat
-from splitup_deploy.frontends.huggingface.checkpoint import BORROWED, FURTHER, UNUSED_INDEXER
-from splitup_deploy.frontends.source_model import Sizes, SourceModel, SourceText
 from splitup_deploy.frontends.weight_sources import (
     FilePart,
     FileSlice,
+    StoredWeights,
     WeightSource,
-    join_sources,
-    name_some,
+    describe_left_out,
 )
 
 _EXPERT: Final = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.([0-9]+)\.(\w+)")
@@ -85,40 +71,30 @@ _LAYER_TENSORS: Final = {
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "mlp.router.proj": "ffn_gate_inp",
-    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp",
-    "mlp.shared_experts.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    **{
+        f"{module}.{part}_proj": f"ffn_{part}_shexp"
+        for module in ("mlp.shared_expert", "mlp.shared_experts", "block_sparse_moe.shared_experts")
+        for part in ("gate", "up", "down")
+    },
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.fc1_latent_proj": "ffn_latent_down",
     "mlp.fc2_latent_proj": "ffn_latent_up",
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
-    "block_sparse_moe.shared_experts.gate_proj": "ffn_gate_shexp",
-    "block_sparse_moe.shared_experts.up_proj": "ffn_up_shexp",
-    "block_sparse_moe.shared_experts.down_proj": "ffn_down_shexp",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_a": "ssm_alpha",
     "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.in_proj_qkvz": "ssm_in",
     "linear_attn.in_proj_ba": "ssm_ba",
-    "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
     "mamba.in_proj": "ssm_in",
-    "mamba.conv1d": "ssm_conv1d",
-    "mamba.norm": "ssm_norm",
-    "mamba.out_proj": "ssm_out",
-    "self_attn.q_conv1d": "ssm_conv1d_q",
-    "self_attn.k_conv1d": "ssm_conv1d_k",
-    "self_attn.v_conv1d": "ssm_conv1d_v",
-    "self_attn.f_a_proj": "ssm_f_a",
-    "self_attn.f_b_proj": "ssm_f_b",
-    "self_attn.g_a_proj": "ssm_g_a",
-    "self_attn.g_b_proj": "ssm_g_b",
+    **{
+        f"{module}.{part}": f"ssm_{part.removesuffix('_proj')}"
+        for module in ("linear_attn", "mamba")
+        for part in ("conv1d", "norm", "out_proj")
+    },
+    **{f"self_attn.{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},
+    **{f"self_attn.{part}_proj": f"ssm_{part}" for part in ("f_a", "f_b", "g_a", "g_b")},
     "self_attn.b_proj": "ssm_beta",
     "self_attn.o_norm": "ssm_norm",
 }
@@ -136,67 +112,6 @@ _PARAMETERS: Final = {
     **{f"{module}.dt_bias": "ssm_dt.bias" for module in ("linear_attn", "self_attn", "mamba")},
 }
 _PLAIN: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
-
-@dataclass(frozen=True, slots=True)
-class OpenGguf:
-    """A decoder's file before its step is described."""
-
-    config: DecoderConfig
-    weights: GgufWeights
-    text: SourceText | None
-    left_out: Mapping[str, str]  # what is not read of it
-    notes: tuple[str, ...]
-
-    def check_all_read(self) -> tuple[str, ...]:
-        """Return what to say of weights that were left out; raise InvalidModel for unknown ones."""
-        return self.weights.check_all_read((ROPE_FACTORS, *LONG_FACTORS), self.left_out)
-
-
-def open_decoder_gguf(file: GgufFile, family: str, sizes: Sizes) -> OpenGguf:
-    """Read the metadata of a decoder, and find its weights; raises InvalidModel."""
-    config = read_config(file, family, sizes.context)
-    text, notes = _read_text(file, config, sizes)
-    weights = GgufWeights(file, config, choose_family(file, family))
-    others = dict.fromkeys(list_further_blocks(file, config), FURTHER)
-    if config.latent is not None and config.latent.indexer is None:
-        others |= {f"blk.{layer}.indexer.": UNUSED_INDEXER for layer in range(config.layers)}
-    for layer in config.borrowed.layers if config.borrowed is not None else ():
-        others |= {f"blk.{layer}.attn_{part}": BORROWED for part in ("k.", "v.", "k_norm.")}
-    return OpenGguf(config, weights, text, others, notes)
-
-
-def load_decoder_gguf(opened: OpenGguf, sizes: Sizes) -> SourceModel:
-    """Trace the file of a model of a family; raises InvalidModel for what is not supported."""
-    traced = trace_language_model(opened.config, opened.weights, sizes.chunk)
-    notes = opened.check_all_read()
-    traced = replace(traced, notes=(*traced.notes, *notes, *opened.notes))
-    kind: ModelKind = "function" if opened.text is None else "text-generation"
-    return SourceModel(kind, traced, opened.text)
-
-
-def _read_text(
-    file: GgufFile, config: DecoderConfig, sizes: Sizes
-) -> tuple[SourceText | None, tuple[str, ...]]:
-    """Return what turns texts into tokens, and what to say of it."""
-    if sizes.without == "text":
-        return None, ()
-    with offer_way_out("text"):
-        tokenizer = make_tokenizer(file.metadata, config.vocab)
-        eos_ids = _read_eos_ids(file, config.vocab)
-    with offer_way_out("chat"):
-        chat, notes = (None, ()) if sizes.without == "chat" else read_chat(file.metadata)
-    return make_text(config, sizes.chunk, tokenizer, eos_ids, chat), notes
-
-
-def _read_eos_ids(file: GgufFile, vocab: int) -> tuple[int, ...]:
-    """Return the tokens that end a text: those that the file names, and those known by name."""
-    names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids = {file.metadata.get(f"tokenizer.ggml.{name}") for name in names} - {None}
-    ids |= find_end_tokens(file.metadata)
-    if not all(type(item) is int and 0 <= item < vocab for item in ids):
-        raise InvalidModel(f"'{file.path}' ends texts with a token that does not exist")
-    return tuple(sorted(item for item in ids if isinstance(item, int)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +135,7 @@ class SplitHeads:
             yield b"".join(rows[0::2] + rows[1::2])
 
 
-class GgufWeights:
+class GgufWeights(StoredWeights):
     """The tensors of a file by their Hugging Face names."""
 
     def __init__(
@@ -229,9 +144,9 @@ class GgufWeights:
         """Find the tensors of a decoder of a family; of another model, a subclass names them."""
         self._file, self._names = file, {} if family is None else family.names
         self._turned = config.head_dim if config and family and family.interleaved else 0
-        self._asked: set[str] = set()
-        experts = config.experts if isinstance(config, expert_layers.MoeConfig) else None
-        self._experts = experts.count if experts else 0
+        # the configuration has read the factors
+        self._asked = set() if config is None else {ROPE_FACTORS, *LONG_FACTORS}
+        self._experts = config.experts.count if config and config.experts else 0
 
     def get(self, name: str, *shape: int) -> WeightSource:
         """Return one weight; raises InvalidModel when it is absent or has another shape.
@@ -274,32 +189,14 @@ class GgufWeights:
         """Say whether these weights have the same storage format."""
         return len({self._find(name)[0].format for name in names}) == 1
 
-    def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
-        """Return the weights (name, rows) concatenated along the rows, called ``name``."""
-        sources = [self.get(part, rows, *shape[1:]) for part, rows in parts]
-        first = sources[0].spec
-        spec = TensorSpec(name, first.dtype, (shape[0], *first.shape[1:]))
-        return join_sources(spec, sources)
-
-    def check_all_read(
-        self, allowed: tuple[str, ...], others: Mapping[str, str]
-    ) -> tuple[str, ...]:
-        """Return what to say of tensors that were left out.
-
-        ``others`` says for prefixes of names what such tensors are. Raises InvalidModel for any
-        other that was not read: it would change the results.
-        """
-        left: dict[str, list[str]] = {}
-        for name in self._file.tensors:
-            if name not in self._asked and name not in allowed:
-                why = next((others[prefix] for prefix in others if name.startswith(prefix)), "")
-                left.setdefault(why, []).append(name)
-        if unknown := left.pop("", []):
-            raise InvalidModel(
-                f"'{self._file.path}' has a tensor {name_some(unknown)} for which its architecture "
-                "has no use here: it is an unknown variation"
-            )
-        return tuple(f"left out: {name_some(left[why])}, {why}" for why in sorted(left))
+    def check_all_read(self, others: Mapping[str, str]) -> tuple[str, ...]:
+        """Return what to say of tensors that were left out (``describe_left_out``)."""
+        return describe_left_out(
+            (name for name in self._file.tensors if name not in self._asked),
+            others,
+            f"'{self._file.path}' has a tensor",
+            "its architecture has no use here: it is an unknown variation",
+        )
 
     def _find(self, name: str) -> tuple[GgufTensor, int | None, int | None]:
         """Return the tensor that holds a weight, which of its experts that is, and which half.

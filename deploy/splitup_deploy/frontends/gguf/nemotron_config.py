@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.gguf.header import GgufFile
+from splitup_deploy.frontends.gguf.hybrid_config import check_heads
 
 FIELDS: Final = {
     "ssm.conv_kernel": "conv_kernel",
@@ -53,10 +54,7 @@ def read_nemotron(file: GgufFile, keys: dict[str, Any], table: dict[str, Any]) -
     heads, size = table.get("num_attention_heads"), table.get("head_dim")
     if "full_attention" in first:
         rows = file.get_shape(f"{first['full_attention']}attn_q.weight")[0]
-        if type(heads) is not int or type(size) is not int or heads * size != rows:
-            raise InvalidModel(
-                f"'{file.path}' says {heads!r:.40} heads of {size!r:.40}; its query has {rows} rows"
-            )
+        check_heads(file, heads, size, rows)
     inner, mamba = keys.get("ssm.inner_size"), table.get("mamba_num_heads")
     if type(inner) is not int or type(mamba) is not int or mamba < 1 or inner % mamba:
         raise InvalidModel(f"'{file.path}' has {mamba!r:.40} heads of {inner!r:.40} in all")

@@ -18,16 +18,13 @@ from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationCo
 from splitup_deploy.frontends.pytorch.state_files import read_state_file
 from splitup_deploy.frontends.weight_sources import (
     FileSlice,
+    StoredWeights,
     Turned,
     WeightSource,
-    join_sources,
-    name_some,
+    describe_left_out,
     select,
 )
 
-FURTHER: Final = "of blocks that only predict tokens further ahead"
-UNUSED_INDEXER: Final = "an indexer would choose all positions"
-BORROWED: Final = "the layers attend to another one's keys"
 FLOAT_DTYPES: Final = ("float32", "float16", "bfloat16")
 
 # Older versions stored these; they are computed from config.json, as Hugging Face does.
@@ -58,7 +55,7 @@ _STATE_FILES: Final = ("*.pt", "*.pth", "*.bin", "*.pkl")
 WEIGHT_SUFFIXES: Final = (".safetensors", *(kind[1:] for kind in _STATE_FILES))
 
 
-class DirectoryWeights:
+class DirectoryWeights(StoredWeights):
     """The tensors of a directory's weights files, by name."""
 
     def __init__(
@@ -117,8 +114,7 @@ class DirectoryWeights:
         if len({_get_storage(source) for source in sources}) != 1:
             dtypes = sorted({source.spec.dtype for source in sources})
             raise InvalidModel(f"the parts of '{name}' have different dtypes: {dtypes}")
-        first = sources[0].spec
-        return join_sources(TensorSpec(name, first.dtype, (shape[0], *first.shape[1:])), sources)
+        return super().join(name, parts, *shape)
 
     def change(
         self, name: str, shape: tuple[int, ...], change: Callable[[WeightSource], WeightSource]
@@ -155,26 +151,16 @@ class DirectoryWeights:
         return is_same
 
     def check_all_read(self, others: Mapping[str, str] = MappingProxyType({})) -> tuple[str, ...]:
-        """Return what to say of weights that were left out.
-
-        ``others`` says for prefixes of names what such weights are. Raises InvalidModel for any
-        other that was not read: it would change the results.
-        """
-        left: dict[str, list[str]] = {}
-        unknown: list[str] = []
-        for name in self._tensors:
-            if name in self._asked:
-                continue
-            why = next((others[prefix] for prefix in others if name.startswith(prefix)), "")
-            why = "computed from config.json" if _DERIVED.fullmatch(name) else why
-            (left.setdefault(why, []) if why else unknown).append(name)
-        if unknown:
-            raise InvalidModel(
-                f"'{self._directory}' has a weight {name_some(unknown)} for which "
-                "config.json has no use: the weights belong to another configuration or to an "
-                "unknown variation"
-            )
-        return tuple(f"left out: {name_some(left[why])}, {why}" for why in sorted(left))
+        """Return what to say of weights that were left out (``describe_left_out``)."""
+        left = [name for name in self._tensors if name not in self._asked]
+        derived = filter(_DERIVED.fullmatch, left)
+        return describe_left_out(
+            left,
+            {**dict.fromkeys(derived, "computed from config.json"), **others},
+            f"'{self._directory}' has a weight",
+            "config.json has no use: the weights belong to another configuration or to an unknown "
+            "variation",
+        )
 
     def _find(self, name: str) -> str:
         """Return the name in the file of a weight."""

@@ -11,14 +11,8 @@ from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.families.architectures import trace_language_model
 from splitup_deploy.frontends.families.encoders import find_encoder
-from splitup_deploy.frontends.families.text_towers import find_text_tower
-from splitup_deploy.frontends.families.vision_towers import read_images
 from splitup_deploy.frontends.huggingface.checkpoint import FLOAT_DTYPES, WEIGHT_SUFFIXES, read_json
-from splitup_deploy.frontends.huggingface.directory import (
-    load_vision_tower,
-    parse_config,
-    split_quantisation,
-)
+from splitup_deploy.frontends.huggingface.directory import load_vision_tower, read_decoder
 from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder_shapes
 from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
@@ -45,11 +39,7 @@ def load_shapes(source: str, sizes: Sizes) -> SourceModel:
         return load_vision_tower(whole, sizes, ShapeWeights(whole))
     if (found := find_encoder(whole)) is not None:
         return load_encoder_shapes(whole, *found, sizes, ShapeWeights(whole))
-    plain, quantisation = split_quantisation(whole)
-    table = find_text_tower(plain)
-    config = parse_config(table, sizes.context)
-    if sizes.images is not None:
-        config = replace(config, images=read_images(plain, sizes.images, config))
+    table, config, quantisation = read_decoder(whole, sizes)
     weights = ShapeWeights(table, quantisation)
     traced = trace_language_model(config, weights, sizes.chunk)
     return SourceModel("text-generation", traced, None)

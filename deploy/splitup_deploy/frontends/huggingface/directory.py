@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
-from splitup.graph.manifest import ModelKind
-from splitup_deploy.frontends.chat import offer_way_out
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.row_operations import Weights
 from splitup_deploy.frontends.families import vision_towers
 from splitup_deploy.frontends.families.architectures import (
     ARCHITECTURES,
+    BORROWED,
+    FURTHER,
+    UNUSED_INDEXER,
+    OpenDecoder,
     find_renaming,
-    make_text,
-    trace_language_model,
+    read_text,
 )
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.encoders import find_encoder
@@ -27,19 +27,12 @@ from splitup_deploy.frontends.families.text_towers import (
     find_text_tower,
     rename_weight,
 )
-from splitup_deploy.frontends.huggingface.chat import read_chat
-from splitup_deploy.frontends.huggingface.checkpoint import (
-    BORROWED,
-    FURTHER,
-    UNUSED_INDEXER,
-    DirectoryWeights,
-    read_json,
-)
+from splitup_deploy.frontends.huggingface.checkpoint import DirectoryWeights, read_json
 from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder
 from splitup_deploy.frontends.huggingface.lora import merge_adapter
 from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig
-from splitup_deploy.frontends.huggingface.tokenizer_file import read_tokenizer
-from splitup_deploy.frontends.source_model import Sizes, SourceModel, SourceText
+from splitup_deploy.frontends.huggingface.tokenizer_file import read_chat, read_tokenizer
+from splitup_deploy.frontends.source_model import Sizes, SourceModel
 
 
 def is_huggingface_directory(source: str) -> bool:
@@ -63,14 +56,7 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
         if sizes.without is not None:
             raise InvalidModel(f"'{source}' is an encoder, which takes texts: leave out --without")
         return load_encoder(directory, whole, *found, sizes)
-    opened = open_decoder(directory, sizes)
-    traced = trace_language_model(opened.config, opened.weights, sizes.chunk)
-    notes = opened.check_all_read()
-    if (directory / "modules.json").is_file():  # as of an embedding model that is a decoder
-        notes += ("modules.json is not read: the model generates text and gives no embeddings",)
-    traced = replace(traced, notes=(*traced.notes, *notes, *opened.notes))
-    kind: ModelKind = "function" if opened.text is None else "text-generation"
-    return SourceModel(kind, traced, opened.text)
+    return open_decoder(directory, sizes).trace(sizes.chunk)
 
 
 def load_vision_tower(whole: dict[str, Any], sizes: Sizes, weights: Weights) -> SourceModel:
@@ -81,32 +67,21 @@ def load_vision_tower(whole: dict[str, Any], sizes: Sizes, weights: Weights) -> 
     return SourceModel("function", vision_towers.trace_vision_tower(tower, weights), None)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenDecoder:
-    """A decoder's directory before its step is described; ``left_out``: what is not read of it."""
-
-    config: DecoderConfig
-    weights: DirectoryWeights
-    text: SourceText | None
-    left_out: Mapping[str, str]
-    notes: tuple[str, ...]
-
-    def check_all_read(self) -> tuple[str, ...]:
-        """Return what to say of weights that were left out; raise InvalidModel for unknown ones."""
-        return self.weights.check_all_read(self.left_out)
-
-
 def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
     """Read the configuration of a decoder, and find its weights; raises InvalidModel."""
     whole = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
-    table, quantisation = split_quantisation(whole)
-    table = find_text_tower(table)
-    config = parse_config(table, sizes.context)
+    table, config, quantisation = read_decoder(whole, sizes)
     if sizes.images is not None:
         _check_preprocessing(directory)
-        images = vision_towers.read_images(split_quantisation(whole)[0], sizes.images, config)
-        config = replace(config, images=images)
-    text, notes = _read_text(directory, table, config, sizes)
+
+    def read_tokens() -> tuple[Path | bytes, tuple[int, ...]]:
+        tokenizer, eos_id = read_tokenizer(directory)
+        return tokenizer, _read_eos_ids(directory, table, eos_id)
+
+    text, notes = read_text(config, sizes, read_tokens, lambda: read_chat(directory))
+    if (directory / "modules.json").is_file():  # as of an embedding model that is a decoder
+        unread = "modules.json is not read: the model generates text and gives no embeddings"
+        notes = (unread, *notes)
     if adapters := sorted(path.name for path in directory.glob("adapter_model.*")):
         raise InvalidModel(
             f"'{directory}' has an adapter, {adapters[0]:.80}: move it and its adapter_config.json "
@@ -124,26 +99,28 @@ def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
     config = _find_own_head(config, weights)
     others = dict.fromkeys(_list_further_blocks(table, config, weights), FURTHER)
     if config.latent is not None and config.latent.indexer is None:
-        others |= dict.fromkeys(_list_indexers(config), UNUSED_INDEXER)
-    others |= dict.fromkeys(_list_unused_keys(config), BORROWED)
+        blocks = (f"model.layers.{layer}.self_attn." for layer in range(config.layers))
+        others |= {f"{block}indexer.": UNUSED_INDEXER for block in blocks}
+    for layer in config.borrowed.layers if config.borrowed is not None else ():
+        parts = ("k_proj", "v_proj", "k_norm")  # which published files have nevertheless
+        others |= {f"model.layers.{layer}.self_attn.{part}.": BORROWED for part in parts}
     if is_tower:
         why = "it takes text only" if config.images is None else "register them with --vision"
         others |= dict.fromkeys(OTHER_MODULES, f"of the towers for images: {why}")
     return OpenDecoder(config, weights, text, others, notes)
 
 
-def _read_text(
-    directory: Path, table: dict[str, Any], config: DecoderConfig, sizes: Sizes
-) -> tuple[SourceText | None, tuple[str, ...]]:
-    """Return what turns texts into tokens, and what to say of it."""
-    if sizes.without == "text":
-        return None, ()
-    with offer_way_out("text"):
-        tokenizer, eos_id = read_tokenizer(directory)
-    with offer_way_out("chat"):
-        chat, notes = (None, ()) if sizes.without == "chat" else read_chat(directory)
-    eos_ids = _read_eos_ids(directory, table, eos_id)
-    return make_text(config, sizes.chunk, tokenizer, eos_ids, chat), notes
+def read_decoder(
+    whole: dict[str, Any], sizes: Sizes
+) -> tuple[dict[str, Any], DecoderConfig, QuantisationConfig | None]:
+    """Read the config.json of a decoder; the table is that of its text tower alone."""
+    plain, quantisation = split_quantisation(whole)
+    table = find_text_tower(plain)
+    config = parse_config(table, sizes.context)
+    if sizes.images is not None:
+        images = vision_towers.read_images(plain, sizes.images, config)
+        config = replace(config, images=images)
+    return table, config, quantisation
 
 
 def _check_preprocessing(directory: Path) -> None:
@@ -228,19 +205,6 @@ def _list_further_blocks(
     found = tuple(block for block in blocks if f"{block}enorm.weight" in weights)
     is_named = table.get("mtp_num_hidden_layers") or last > config.layers
     return (*found, "mtp.") if is_named else found
-
-
-def _list_indexers(config: DecoderConfig) -> Iterator[str]:
-    """Yield the name prefixes of indexers of sparse attention."""
-    for layer in range(config.layers):
-        yield f"model.layers.{layer}.self_attn.indexer."
-
-
-def _list_unused_keys(config: DecoderConfig) -> Iterator[str]:
-    """Yield the names of keys and values that published files have for layers that borrow them."""
-    for layer in config.borrowed.layers if config.borrowed is not None else ():
-        for part in ("k_proj", "v_proj", "k_norm"):
-            yield f"model.layers.{layer}.self_attn.{part}."
 
 
 def _read_eos_ids(

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+import numpy as np
+
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
@@ -45,20 +47,8 @@ _STORAGES: Final = {
     "torch.ByteStorage": "uint8",
     "torch.BoolStorage": "bool",
 }
-_NUMPY_DTYPES: Final = {
-    "f4": "float32",
-    "f2": "float16",
-    "f8": "float64",
-    "i8": "int64",
-    "i4": "int32",
-    "i2": "int16",
-    "i1": "int8",
-    "u8": "uint64",
-    "u4": "uint32",
-    "u2": "uint16",
-    "u1": "uint8",
-    "b1": "bool",
-}
+# By numpy's names, such as "f4"; bfloat16 is none of its dtypes.
+_NUMPY_DTYPES: Final = {np.dtype(n).str[1:]: n for n in ITEM_BYTES if n != "bfloat16"}
 # the errors of zipfile for broken fields
 _ZIP_ERRORS: Final = (
     zipfile.BadZipFile,

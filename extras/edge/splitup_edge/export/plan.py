@@ -11,17 +11,13 @@ from typing import Any, Final, Literal, get_args
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.float_weights import FloatWeights
 from splitup_deploy.frontends.decoder.row_operations import Weights
+from splitup_deploy.frontends.families.architectures import OpenDecoder
 from splitup_deploy.frontends.families.text_towers import find_text_tower
+from splitup_deploy.frontends.gguf.header import read_gguf_parts
 from splitup_deploy.frontends.gguf.load import is_gguf_file, open_gguf
-from splitup_deploy.frontends.gguf.model_file import OpenGguf
-from splitup_deploy.frontends.gguf.parts import read_gguf_parts
 from splitup_deploy.frontends.huggingface.checkpoint import read_json
 from splitup_deploy.frontends.huggingface.config_only import ShapeWeights, is_without_weights
-from splitup_deploy.frontends.huggingface.directory import (
-    OpenDecoder,
-    open_decoder,
-    parse_config,
-)
+from splitup_deploy.frontends.huggingface.directory import open_decoder, parse_config
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxModel, OnnxNode
 from splitup_deploy.frontends.source_model import Sizes, SourceText
 
@@ -117,14 +113,13 @@ def plan_export(
 
 def _open(
     source: str, max_len: int | None
-) -> tuple[DecoderConfig, Weights, SourceText | None, OpenDecoder | OpenGguf | None]:
+) -> tuple[DecoderConfig, Weights, SourceText | None, OpenDecoder | None]:
     path = Path(source)
     if is_without_weights(source):
         file = path / "config.json" if path.is_dir() else path
         table = find_text_tower(read_json(file, tuning.MAX_CONFIG_BYTES))
         return parse_config(table, max_len), ShapeWeights(table), None, None
     sizes = Sizes(context=max_len)
-    opened: OpenDecoder | OpenGguf
     if is_gguf_file(source):
         opened = open_gguf(source, read_gguf_parts(path), sizes)
     elif path.is_dir():

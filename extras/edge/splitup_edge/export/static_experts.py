@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from splitup_deploy.frontends.decoder.expert_layers import MIN_SCORES, Experts, Shared
+from splitup_deploy.frontends.decoder.decoder_config import Experts, Shared
+from splitup_deploy.frontends.decoder.expert_layers import MIN_SCORES
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxTensor
 from splitup_deploy.frontends.weight_sources import FilePart, WeightSource
 

@@ -19,7 +19,6 @@ from typing import Final
 
 import numpy as np
 from splitup_deploy.frontends.decoder.decoder_config import Clamped, DecoderConfig
-from splitup_deploy.frontends.decoder.expert_layers import MoeConfig
 from splitup_deploy.frontends.decoder.rotary import Rope, RopeTable
 from splitup_deploy.frontends.decoder.row_operations import Weights
 from splitup_deploy.frontends.onnx.onnx_graph import (
@@ -93,7 +92,7 @@ def _check_parts(config: DecoderConfig) -> None:
         found.append("a bounded activation")
     if config.local is not None and config.local.aligned:
         found.append("windows that end at multiples of their size")
-    experts = config.experts if isinstance(config, MoeConfig) else None
+    experts = config.experts
     if experts is not None and not are_plain(experts):
         found.append("experts of another form than gate, up and down projection")
     if found:
@@ -282,7 +281,7 @@ class _StaticStep(GraphBuilder):
         c, prefix = self.config, f"model.layers.{layer}"
         norm = "pre_feedforward" if c.post_norms else "post_attention"
         h = self.norm_input(x, f"{prefix}.{norm}_layernorm.weight")
-        experts = c.experts if isinstance(c, MoeConfig) else None
+        experts = c.experts
         if experts is None or layer in experts.dense_layers:
             branch = self.compute_gated_mlp(h, f"{prefix}.mlp", c.intermediate)
         else:
