@@ -56,7 +56,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "member": (
         "PlanPartial",
         "PlanVote",
-        "PlanCertified",
+        "PlanCertificateMessage",
         "PlanDelivered",
         "PlanRequest",
         "PlanCertificate",
@@ -65,7 +65,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
         "CommitmentsReply",
         "CommitmentsShared",
         "DrawPartial",
-        "DrawMade",
+        "DrawMessage",
         "Attested",
         "made Ruling",
         "SettlementProposal",

@@ -7,6 +7,7 @@ N``; a find prints the line that replays it.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -229,6 +230,13 @@ def test_every_field_of_every_message_is_changed_sooner_or_later() -> None:
 
 def test_every_party_takes_its_turn() -> None:
     assert {Adversary(seed).party for seed in range(200)} == KINDS.keys()
+
+
+def test_a_party_changes_only_what_there_is() -> None:
+    names = {kind.split()[-1] for kinds in KINDS.values() for kind in kinds}
+    assert {
+        name for name in names if not any(hasattr(m, name) for m in [*sys.modules.values()])
+    } == set()
 
 
 def test_what_remains_is_said_in_the_security_page() -> None:
