@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import fetch_committee
-from splitup.client.market.plan_check import fetch_latest_snapshot
+from splitup.client.market.member_answers import fetch_latest_snapshot
 from splitup.config import NODE_STATUS_FILE
 from splitup.core import tuning
 from splitup.core.errors import Refused, SplitUpError

@@ -5,7 +5,6 @@ from __future__ import annotations
 from io import StringIO
 
 from rich.console import Console
-
 from splitup_deploy.showing.progress import HashBar, UploadBar, show_status
 
 
