@@ -12,7 +12,6 @@ from splitup.core import limits
 from splitup.core.errors import Unavailable
 from splitup.core.tensors import NO_STEPS, is_zero
 from splitup.devnet.ports import find_free_ports
-from splitup.graph.compare import Tolerance
 from splitup.graph.manifest import (
     InputSource,
     Manifest,
@@ -22,6 +21,7 @@ from splitup.graph.manifest import (
     TaskInput,
     TaskSource,
 )
+from splitup.graph.tolerances import Tolerance
 from splitup.messages.frames import Frame, FrameKind
 from splitup.messages.plans import Request, TaskTerms
 from splitup.messages.snapshots import Snapshot, SnapshotEntry

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from splitup.core import limits
 from splitup.core.codec import encode_canonical
 from splitup.core.errors import InvalidInput
@@ -39,6 +37,8 @@ def split_steps(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> Ste
     Every array has its port's shape (one step), or every array has a leading axis of n steps.
     Raises InvalidInput naming the first input that does not fit.
     """
+    import numpy as np
+
     arrays = {name: np.asarray(array) for name, array in inputs.items()}
     lengths = {
         spec.name: arrays[spec.name].shape[0]
@@ -153,6 +153,8 @@ def format_price(nano_usdc: int) -> str:
 
 def digest_inputs(rows: Sequence[Mapping[str, Array]]) -> str:
     """Return the digest of all inputs, port by port, which the chain records."""
+    import numpy as np
+
     digests = {
         name: hashlib.sha256(b"".join(np.asarray(row[name]).tobytes() for row in rows)).hexdigest()
         for name in sorted(rows[0])

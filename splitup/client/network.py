@@ -54,15 +54,14 @@ from splitup.client.inputs import (
 )
 from splitup.client.market.account import MarketAccount
 from splitup.client.market.holders import ask_all, is_served
-from splitup.client.market.offers import Offer, fetch_offers
-from splitup.client.market.payments import Quote, fetch_quote
-from splitup.client.market.plan_check import (
-    CheckedPlan,
-    check_choices,
+from splitup.client.market.member_answers import (
     fetch_latest_snapshot,
     fetch_plan,
     fetch_snapshot,
 )
+from splitup.client.market.offers import Offer, fetch_offers
+from splitup.client.market.payments import Quote, fetch_quote
+from splitup.client.market.plan_check import CheckedPlan, check_choices
 from splitup.client.market.receipts import wait_for_receipt
 from splitup.client.market.settlement_evidence import fetch_evidence
 from splitup.client.models import Model, Models

@@ -13,13 +13,14 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from splitup.core import limits
 from splitup.core.codec import check_structure, load_unique
 from splitup.core.errors import InvalidInput, InvalidModel
+
+if TYPE_CHECKING:  # loaded by those who compute: most programs only pass tensors on
+    import numpy as np
 
 ITEM_BYTES: Final[dict[str, int]] = {
     "bool": 1,
@@ -183,12 +184,16 @@ def is_zero(digest: bytes, length_bytes: int) -> bool:
 
 def holds_zeros(data: bytes | memoryview) -> bool:
     """Return whether a tensor, which is not empty, holds nothing but zero bytes."""
+    import numpy as np
+
     return not np.frombuffer(data, np.uint8).any()
 
 
 @functools.cache
 def get_numpy_dtype(dtype: str) -> np.dtype[Any]:
     """Return numpy's little-endian dtype; bfloat16, which numpy lacks, gives its raw uint16."""
+    import numpy as np
+
     name = "uint16" if dtype == "bfloat16" else dtype
     if name not in ITEM_BYTES:
         raise InvalidInput(f"unknown dtype '{dtype}'; use one of {', '.join(sorted(ITEM_BYTES))}")
@@ -224,6 +229,8 @@ def bytes_to_array(spec: TensorSpec, data: bytes | memoryview) -> np.ndarray[Any
         raise InvalidInput(
             f"tensor '{spec.name}' came with {len(data)} bytes; {spec} has {spec.nbytes}"
         )
+    import numpy as np
+
     shape = spec.get_shape(len(data))
     return np.frombuffer(data, get_numpy_dtype(spec.dtype)).reshape(shape).copy()
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
@@ -22,7 +22,6 @@ from splitup.core.errors import ConfigurationError, InvalidInput, SplitUpError, 
 from splitup.core.file_locks import find_holder
 from splitup.crypto.keystore import load_identity
 from splitup.devnet import funding
-from splitup.devnet.network import DevnetOptions, run_devnet
 from splitup.devnet.processes import read_tail
 from splitup.devnet.state import (
     DevnetState,
@@ -32,6 +31,9 @@ from splitup.devnet.state import (
 )
 from splitup.devnet.status import NetworkHealth, fetch_health
 from splitup.net.http import SignedClient
+
+if TYPE_CHECKING:  # which only those who start a network need
+    from splitup.devnet.network import DevnetOptions
 
 _STOP_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.1
@@ -66,6 +68,8 @@ def up(options: DevnetOptions, say: Callable[[str], None], update: Callable[[str
     ``update`` gets lines of progress, of which each replaces the one before. Raises
     KeyboardInterrupt when it was stopped before it was ready.
     """
+    from splitup.devnet.network import run_devnet
+
     is_up = False
 
     def greet(health: NetworkHealth) -> None:

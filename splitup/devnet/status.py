@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import fetch_committee
-from splitup.client.market.plan_check import fetch_latest_snapshot
+from splitup.client.market.member_answers import fetch_latest_snapshot
 from splitup.config import NODE_STATUS_FILE
 from splitup.core import tuning
 from splitup.core.errors import Refused, SplitUpError
@@ -25,6 +25,7 @@ from splitup.messages.snapshots import Snapshot
 from splitup.net.http import SignedClient
 
 _PAGE: Final = 100
+_SILENCE_S: Final = 2.0  # nobody else has answered for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class NodeHealth:
 class NetworkHealth:
     """A network at one moment. ``gateways`` and ``members`` list those that answer.
 
-    ``silent_store`` is the URL of the object store when it does not answer, else "".
+    ``silent_store`` is the URL of the object store when it does not answer, else "". ``silent``
+    are the names of the devnet's processes that do not.
     """
 
     block: int
@@ -64,6 +66,7 @@ class NetworkHealth:
     wanted_nodes: int
     wanted_members: int
     silent_store: str = ""
+    silent: tuple[str, ...] = ()
 
     @property
     def live_nodes(self) -> int:
@@ -111,6 +114,7 @@ class NetworkHealth:
             "object_store": not self.silent_store,
             "gateways": list(self.gateways),
             "members": list(self.members),
+            "silent": list(self.silent),
             "nodes": [
                 {
                     "address": node.address,
@@ -129,34 +133,33 @@ class NetworkHealth:
 async def fetch_health(
     chain: Chain, http: SignedClient, state: DevnetState, directory: Path
 ) -> NetworkHealth:
-    """Ask chain, object store, gateways, members and nodes at once; raise ChainUnavailable."""
+    """Ask the chain, then all others at once; raise ChainUnavailable."""
     store = read_endpoint(directory / OBJECTS)
     member_urls = [make_endpoint(port) for port in state.member_ports]
     gateway_urls = [make_endpoint(port) for port in state.gateway_ports]
-    head, group_key, registered, snapshot, has_store, *answers = await asyncio.gather(
-        chain.fetch_head(),
-        chain.call("committee", "groupKey"),
-        _fetch_nodes(chain),
-        _fetch_snapshot(chain, http),
-        _store_answers(http, store),
-        *(_answers(http, url) for url in gateway_urls + member_urls),
+    head, group_key, registered = await asyncio.gather(
+        chain.fetch_head(), chain.call("committee", "groupKey"), _fetch_nodes(chain)
     )
+    urls = {*gateway_urls, *member_urls, *(node["endpoint"] for node in registered)}
+    answering = await _find_answering(
+        {store: _store_answers(http, store), **{url: _answers(http, url) for url in urls}}
+    )
+    snapshot = await _fetch_snapshot(chain, http, answering)
+    owners = [("objects", store), *((n, make_endpoint(port)) for n, port in state.named_ports())]
     own = {make_endpoint(port) for port in state.node_ports[: state.nodes]}
     leaving = sum(bool(node["unbondingAt"]) and node["endpoint"] in own for node in registered)
-    answering = {u for u, a in zip(gateway_urls + member_urls, answers, strict=True) if a}
     entries = {entry.node: entry for entry in snapshot.entries} if snapshot is not None else {}
-    node_answers = await asyncio.gather(*(_answers(http, node["endpoint"]) for node in registered))
     nodes = tuple(
         NodeHealth(
             address=node["account"],
             endpoint=node["endpoint"],
             stake_micro_usdc=node["stake"],
             is_own=node["endpoint"] in own,
-            answers=answer,
+            answers=node["endpoint"] in answering,
             in_snapshot=entry is not None and entry.endpoint == node["endpoint"],
             tasks=entry.resident if entry is not None else (),
         )
-        for node, answer in zip(registered, node_answers, strict=True)
+        for node in registered
         for entry in [entries.get(node["account"])]
     )
     return NetworkHealth(
@@ -167,7 +170,8 @@ async def fetch_health(
         nodes=nodes,
         wanted_nodes=state.nodes - leaving,
         wanted_members=state.members,
-        silent_store="" if has_store else store,
+        silent_store="" if store in answering else store,
+        silent=tuple(n for n, url in owners if n != "chain" and url not in answering),
     )
 
 
@@ -193,9 +197,27 @@ def _read_node_status(directory: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(path.read_text())
 
 
-async def _fetch_snapshot(chain: Chain, http: SignedClient) -> Snapshot | None:
+async def _find_answering(answers: Mapping[str, Coroutine[Any, Any, bool]]) -> set[str]:
+    """Return the URLs that answer; who is silent is waited for while others answer."""
+    tasks = {asyncio.create_task(answer): url for url, answer in answers.items()}
+    done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    ended = done
+    while ended and waiting:
+        ended, waiting = await asyncio.wait(
+            waiting, timeout=_SILENCE_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        done |= ended
+    for task in waiting:
+        task.cancel()
+    return {tasks[task] for task in done if task.result()}
+
+
+async def _fetch_snapshot(
+    chain: Chain, http: SignedClient, answering: Collection[str]
+) -> Snapshot | None:
     """Return the latest list of live nodes; None before the first, or when nobody shows it."""
     members = (await fetch_committee(chain)).members
+    members = tuple(member for member in members if member.endpoint in answering)
     try:
         return await fetch_latest_snapshot(chain, http, members)
     except SplitUpError:

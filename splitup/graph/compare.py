@@ -24,47 +24,22 @@ mantissas are apart where they do. Cosine similarity is blind to scale; it is re
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
-from pydantic import Field
 
 from splitup.core import limits
 from splitup.core.errors import InvalidInput
-from splitup.core.records import Record
 from splitup.core.tensors import ITEM_BYTES, TensorSpec, get_numpy_dtype
 from splitup.graph.dtypes import FLOATS
+from splitup.graph.tolerances import Tolerance
 
 Array = np.ndarray[Any, Any]
 PPB: Final = 10**9
 MANTISSA_BITS: Final = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
 _EXPONENT_BITS: Final = {"float16": 5, "bfloat16": 8, "float32": 8, "float64": 11}
-_Bound = Annotated[int, Field(ge=0, le=limits.MAX_TOLERANCE)] | None
-
-
-class Tolerance(Record):
-    """How far honest outputs of a task in one dtype may differ between determinism classes.
-
-    None leaves a metric out. A tolerance without any metric would accept everything and is refused
-    where it is used. Bounds are integers, because canonical documents hold no floats.
-    """
-
-    dtype: Literal["float16", "bfloat16", "float32", "float64"]
-    relative_l2_ppb: _Bound  # ‖claimed − recomputed‖ / ‖recomputed‖, in 10^-9
-    exponent_ppb: _Bound  # of the top k, those with another sign or exponent, in 10^-9
-    mantissa_ppb: _Bound  # mean distance of the others' mantissas, in 10^-9 of a binade
-    max_ulp: _Bound  # the largest distance in units in the last place
-
-    def list_bounds(self) -> dict[str, int]:
-        """Return the bounds by metric's name, in the order of the fields."""
-        return {
-            name: bound
-            for name, bound in self.model_dump(exclude={"dtype"}).items()
-            if bound is not None
-        }
 
 
 class Relation(Enum):
@@ -154,16 +129,6 @@ def compare_tensors(
     broken = tuple(name for name in ("nonfinite", "argmax") if getattr(metrics, name))
     broken += tuple(n for n, most in tolerance.list_bounds().items() if metrics.measure(n) > most)
     return Comparison(Relation.DIFFERENT if broken else Relation.WITHIN, metrics, broken)
-
-
-def find_tolerance(tolerances: Sequence[Tolerance], dtype: str) -> Tolerance | None:
-    """Return a task's tolerance for ports of one dtype, None where bytes have to be equal.
-
-    For integers and bool any tolerance is right: values have to be equal under each.
-    """
-    if dtype not in FLOATS:
-        return tolerances[0] if tolerances else None
-    return next((entry for entry in tolerances if entry.dtype == dtype), None)
 
 
 def compute_metrics(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-import numpy as np
-
 from splitup.core.tensors import get_numpy_dtype
 
 FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
@@ -23,6 +21,8 @@ def round_float(value: float, dtype: str) -> float:
         return value
     if dtype == "bfloat16":
         return _round_bfloat16(value)
+    import numpy as np
+
     with np.errstate(over="ignore"):  # beyond the range is infinity, as in the kernels
         return float(get_numpy_dtype(dtype).type(value))
 

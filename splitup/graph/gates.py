@@ -13,14 +13,15 @@ select: ``WHERE(gate != 0, value, 0)``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec, holds_zeros
-from splitup.graph.operations.known_values import is_zero
-from splitup.graph.operations.spec import Known
-from splitup.graph.operations.table import OPERATIONS
-from splitup.graph.rules import CheckedGraph
+
+if TYPE_CHECKING:
+    from splitup.graph.operations.spec import Known
+    from splitup.graph.rules import CheckedGraph
 
 
 def compute_zero_step(
@@ -69,6 +70,10 @@ def is_gate(graph: CheckedGraph, gate: int) -> bool:
     A task with state is always run. Rows have to be the gate's: nothing else says how many a step
     has. A gate fits a frame, so that its digest says at once whether it is zero.
     """
+    # a daemon, which only counts zeros, does without the operations
+    from splitup.graph.operations.known_values import is_zero
+    from splitup.graph.operations.table import OPERATIONS
+
     if graph.states or not 0 <= gate < len(graph.inputs):
         return False
     if graph.inputs[gate].nbytes > limits.INLINE_TENSOR_BYTES:

@@ -19,8 +19,8 @@ from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest, encode_canonica
 from splitup.core.errors import InvalidInput
 from splitup.core.records import Record
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
-from splitup.graph.compare import Tolerance, find_tolerance
 from splitup.graph.dtypes import FLOATS
+from splitup.graph.tolerances import Tolerance, find_tolerance
 
 VERSION: Final = 1
 

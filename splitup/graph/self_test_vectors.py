@@ -31,15 +31,10 @@ from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.records import Record
 from splitup.core.tensors import ITEM_BYTES, TensorSpec, get_numpy_dtype
 from splitup.graph.arrays import encode_array, round_array
-from splitup.graph.compare import (
-    Comparison,
-    Relation,
-    Tolerance,
-    compare_tensors,
-    find_tolerance,
-)
+from splitup.graph.compare import Comparison, Relation, compare_tensors
 from splitup.graph.dtypes import FLOATS
 from splitup.graph.manifest import Port
+from splitup.graph.tolerances import Tolerance, find_tolerance
 
 FORMAT: Final = "splitup.vectors"
 VERSION: Final = 1

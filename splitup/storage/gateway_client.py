@@ -231,24 +231,24 @@ class GatewayClient(Closing):
 
     async def _try_each(self, call: Callable[[str], Awaitable[_T]]) -> _T:
         """Return the answer of the first gateway that answers."""
-        failures: list[Unavailable] = []
+        failures: dict[str, list[str]] = {}  # by what is said: both may have one silent store
         for _ in self._urls:
             url = self._urls[self._place]
             try:
                 with _make_alarm(f"the storage gateway at {url}"):
                     return await call(url)
             except Throttled as error:  # the next gateway must not extend a quota
-                failures = [error]
+                failures = {str(error): [""]}
                 break
             except Unavailable as error:
-                failures.append(error)
+                failures.setdefault(str(error).removeprefix(url), []).append(url)
                 if self._urls[self._place] == url:  # a concurrent call may have moved on already
                     self._place = (self._place + 1) % len(self._urls)
             except Refused as error:
                 raise Refused(
                     f"the storage gateway refuses: {error}", status=error.status
                 ) from None
-        reasons = "; ".join(str(error) for error in failures)
+        reasons = "; ".join(" and ".join(urls) + said for said, urls in failures.items())
         raise StorageUnavailable(f"the storage gateway failed: {reasons}; check that it runs")
 
 

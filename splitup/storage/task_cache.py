@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import aiohttp
 
@@ -27,9 +27,11 @@ from splitup.graph.manifest import (
     get_weights_key,
 )
 from splitup.graph.manifest_rules import check_refused, load_manifest
-from splitup.graph.self_test_vectors import SelfTestVectors, load_vectors
 from splitup.messages.storage import Grant, Grants
 from splitup.storage.download import download_object, write_file
+
+if TYPE_CHECKING:  # it brings numpy, which only nodes' audits need
+    from splitup.graph.self_test_vectors import SelfTestVectors
 
 _CHUNK_BYTES: Final = 4 * limits.MIB
 
@@ -127,6 +129,8 @@ class TaskCache:
         wanted = [(path, get_blob_key(digest), digest, task.reference_bytes)]
         await self._fetch_missing(model_id, wanted)
         data = await asyncio.to_thread(path.read_bytes)
+        from splitup.graph.self_test_vectors import load_vectors
+
         return load_vectors(data, task.task_id, task.outputs)
 
     async def _fetch_missing(

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from splitup.cli.verbs import app as user_app
 from splitup.core.errors import ConfigurationError, Unavailable
 from splitup.core.file_locks import find_holder
-from splitup.devnet import commands
+from splitup.devnet import network
 from splitup.devnet.commands import up_detached
 from splitup.devnet.network import Devnet, DevnetOptions
 from splitup.devnet.ports import find_free_ports, hold_port, is_port_free
@@ -153,7 +153,7 @@ def test_a_network_that_is_stopped_while_it_starts_says_so(
     async def stop_early(*_: Any, **_options: Any) -> None:
         return
 
-    monkeypatch.setattr(commands, "run_devnet", stop_early)
+    monkeypatch.setattr(network, "run_devnet", stop_early)
     result = CliRunner().invoke(user_app, ["up", "--dir", str(tmp_path)])
     assert (result.exit_code, result.stderr) == (130, "stopped before the network was ready\n")
 

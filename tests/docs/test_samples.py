@@ -46,7 +46,7 @@ from splitup.decode.speculation.lookahead import LookaheadOptions
 from splitup.decode.step import make_causal_step
 from splitup.devnet.processes import find_program
 from splitup.devnet.status import NetworkHealth, NodeHealth
-from splitup.graph.compare import Tolerance
+from splitup.graph.tolerances import Tolerance
 from tests.deploy.steps import run_step
 from tests.docs.test_pages import APPS, ROOT
 from tests.protocol.simulator import Simulation

@@ -18,8 +18,8 @@ import pytest
 from splitup.client.connection import SplitUp
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.devnet.processes import find_program
-from splitup.graph.compare import Tolerance
 from splitup.graph.manifest import Manifest
+from splitup.graph.tolerances import Tolerance
 from tests.deploy.llamas import TINY, save_llama
 from tests.e2e.conftest import Network, wait_for
 from tests.e2e.test_unfaithful import LYING_NODE

@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 from splitup.core import limits
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
-from splitup.graph.compare import (
-    Relation,
-    Tolerance,
-    compare_tensors,
-    compute_metrics,
-    find_tolerance,
-)
+from splitup.graph.compare import Relation, compare_tensors, compute_metrics
 from splitup.graph.dtypes import FLOATS
+from splitup.graph.tolerances import Tolerance, find_tolerance
 
 
 def make_tolerance(dtype: str = "float32", **bounds: int) -> Tolerance:

@@ -9,7 +9,6 @@ from splitup.core import limits
 from splitup.core.codec import encode_canonical
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
-from splitup.graph.compare import Tolerance
 from splitup.graph.manifest import Port
 from splitup.graph.self_test_vectors import (
     AuditVerdict,
@@ -19,6 +18,7 @@ from splitup.graph.self_test_vectors import (
     make_vectors,
     take_sample,
 )
+from splitup.graph.tolerances import Tolerance
 
 TASK = "ab" * 32
 PORT = TensorSpec("y", "float32", (3000,))

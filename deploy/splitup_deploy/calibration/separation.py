@@ -30,8 +30,9 @@ from typing import Final
 
 from splitup.core import limits
 from splitup.core.tensors import TensorSpec
-from splitup.graph.compare import MANTISSA_BITS, PPB, Metrics, Tolerance, compute_metrics
+from splitup.graph.compare import MANTISSA_BITS, PPB, Metrics, compute_metrics
 from splitup.graph.dtypes import FLOATS
+from splitup.graph.tolerances import Tolerance
 
 MARGIN: Final = 4
 NOISE_MARGIN: Final = 2  # members halve the tolerance for their own test with noise

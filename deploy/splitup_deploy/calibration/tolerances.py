@@ -19,10 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from splitup.core import limits
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput
-from splitup.graph.compare import Tolerance
 from splitup.graph.dtypes import FLOATS
 from splitup.graph.manifest import Manifest, Task, get_blob_key, get_task_key, get_weights_key
 from splitup.graph.self_test_vectors import SelfTestVectors, make_inputs, make_vectors
+from splitup.graph.tolerances import Tolerance
 from splitup.messages.determinism import find_device
 from splitup_deploy.cutting.build import Blob, CompiledModel, change_tasks, make_blob
 from splitup_deploy.publishing.measured_files import load_measured

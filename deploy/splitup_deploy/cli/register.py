@@ -49,7 +49,12 @@ def command(options: RegisterOptions, *, output: JsonOutput) -> None:
     from splitup.core import event_loop
     from splitup_deploy.cutting.build import parse_sizes
     from splitup_deploy.showing.profile import compute_profile
-    from splitup_deploy.showing.progress import UploadBar, show_model, show_registration
+    from splitup_deploy.showing.progress import (
+        UploadBar,
+        show_model,
+        show_registration,
+        show_status,
+    )
 
     model = options.source.read()
     check_name(options.name)
@@ -69,7 +74,8 @@ def command(options: RegisterOptions, *, output: JsonOutput) -> None:
             await check_ready(chain, options.name)
             await client.ping()
 
-    event_loop.run(check())  # before the compiler's minutes, during which no loop runs
+    with show_status(output.log, "asking the chain and the storage"):
+        event_loop.run(check())  # before the compiler's minutes, during which no loop runs
     compiled = _compile(model, options, output)
 
     async def send() -> Registration:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -83,12 +84,19 @@ def write_whole(file: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def show_status(console: Console, text: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner with a text; give the function that changes it. Nothing off a terminal."""
+    """Show a spinner with a text; give the function that changes it. One line off a terminal."""
     if not console.is_terminal:
+        _print_phase(console, text)
         yield lambda _: None
         return
     with console.status(text) as status:
         yield status.update
+
+
+def _print_phase(console: Console, text: str) -> None:
+    """Say what begins, where no bar can show it."""
+    if not console.is_terminal:
+        console.print(text, soft_wrap=True)
 
 
 def _make_bar(console: Console, *, transient: bool = False) -> Progress:
@@ -101,35 +109,37 @@ def _make_bar(console: Console, *, transient: bool = False) -> Progress:
         TimeRemainingColumn(),
         console=console,
         transient=transient,
+        disable=not console.is_terminal,
     )
 
 
 class HashBar:
     """The compiler's progress: a spinner, and a bar while it hashes, which then vanishes.
 
-    Without a terminal nothing is shown: a bar that vanishes would leave an empty line there.
+    Without a terminal each phase is a line.
     """
 
     def __init__(self, console: Console, model: str) -> None:
-        self._status = console.status(f"compiling {model}")
+        self._console, self._text = console, f"compiling {model}"
+        self._status = console.status(self._text)
         self._progress = _make_bar(console, transient=True)
         self._task: TaskID | None = None
-        self._is_shown = console.is_terminal
 
     def __enter__(self) -> HashBar:
-        if self._is_shown:
+        _print_phase(self._console, self._text)
+        if self._console.is_terminal:
             self._status.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_shown:
+        if self._console.is_terminal:
             self._status.stop()
-            self._progress.stop()
+        self._progress.stop()
 
     def start(self, what: str, total_bytes: int) -> None:
-        if not self._is_shown:
-            return
-        self._status.stop()
+        _print_phase(self._console, f"hashing {what}")
+        if self._console.is_terminal:
+            self._status.stop()
         self._progress.start()
         if self._task is not None:  # the next round takes the place of the one before
             self._progress.remove_task(self._task)
@@ -141,9 +151,10 @@ class HashBar:
 
 
 class UploadBar:
-    """The upload's progress bar on stderr: bytes, rate, time left."""
+    """The upload's progress bar on stderr: bytes, rate, time left. A line off a terminal."""
 
     def __init__(self, console: Console) -> None:
+        self._console = console
         self._progress = _make_bar(console)
         self._task = self._progress.add_task("storing", total=None)
         self._total_bytes = 0
@@ -156,6 +167,7 @@ class UploadBar:
             self._progress.stop()
 
     def start(self, total_bytes: int) -> None:
+        _print_phase(self._console, f"storing {decimal(total_bytes)}")
         self._progress.start()
         self.skip(-total_bytes)
 

@@ -9,7 +9,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from splitup.chain.client import Chain
-from splitup.client.market.plan_check import fetch_latest_snapshot
+from splitup.client.market.member_answers import fetch_latest_snapshot
 from splitup.core import tuning
 from splitup.core.errors import ConfigurationError, SplitUpError
 from splitup.net.endpoints import EndpointRefused, check_ip, is_loopback

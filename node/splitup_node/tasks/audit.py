@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from splitup.chain.client import Chain
 from splitup.chain.deployment import Deployment
@@ -28,7 +28,6 @@ from splitup.core.errors import (
 from splitup.core.throughput import Rate
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Task
-from splitup.graph.self_test_vectors import Audit, SelfTestVectors, audit, make_inputs
 from splitup.messages.determinism import check_own
 from splitup.net.http import SignedClient
 from splitup.storage.gateway_client import GatewayClient
@@ -38,6 +37,9 @@ from splitup_node.execution.batches import has_all_rows
 from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor, TaskFailed, WorkerLost, fulfil
 from splitup_node.worker.worker_pool import Workers
+
+if TYPE_CHECKING:  # it brings numpy, which a daemon does without until it audits
+    from splitup.graph.self_test_vectors import Audit, SelfTestVectors
 
 SESSION: Final = 0  # the engine counts its own from 1
 
@@ -88,6 +90,8 @@ async def audit_program(
 
     The speed of all runs but the first is added to ``speed``.
     """
+    from splitup.graph.self_test_vectors import audit, make_inputs
+
     inputs, outputs = [port.spec for port in task.inputs], [port.spec for port in task.outputs]
     results = []
     try:

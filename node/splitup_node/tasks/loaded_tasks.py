@@ -13,16 +13,19 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from splitup.client.inputs import format_bytes
 from splitup.core.errors import InvalidModel, SplitUpError, Unavailable
 from splitup.core.throughput import Rate
 from splitup.graph.manifest import Task
-from splitup.graph.self_test_vectors import SelfTestVectors
 from splitup.storage.task_cache import TaskCache
 from splitup_node.tasks.audit import AuditFailed, audit_program
 from splitup_node.worker.supervisor import WorkerLost
 from splitup_node.worker.worker_pool import Workers
+
+if TYPE_CHECKING:
+    from splitup.graph.self_test_vectors import SelfTestVectors
 
 _log = logging.getLogger("splitup.node.loaded_tasks")
 

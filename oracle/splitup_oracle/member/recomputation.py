@@ -23,7 +23,7 @@ from splitup.core import limits, tuning
 from splitup.core.background import BackgroundTasks
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidInput, SplitUpError, Unavailable
-from splitup.graph.compare import Tolerance
+from splitup.graph.tolerances import Tolerance
 from splitup.messages.determinism import find_device
 from splitup.protocol.settlement.proof_of_sampling import compute_ruling_s
 from splitup.sandbox.child import ChildFailed, open_files

@@ -45,10 +45,11 @@ from splitup.core import tuning
 from splitup.core.errors import InvalidInput
 from splitup.core.tensors import StepsDigest, TensorSpec
 from splitup.graph import gates
-from splitup.graph.compare import Tolerance, compare_tensors, find_tolerance
+from splitup.graph.compare import compare_tensors
 from splitup.graph.noise import add_noise
 from splitup.graph.rules import load_graph
 from splitup.graph.step_groups import StepGroup, Tensors
+from splitup.graph.tolerances import Tolerance, find_tolerance
 from splitup.messages.completions import EMPTY_DIGEST
 from splitup.sandbox.confinement import serve_confined
 from splitup.sandbox.fork import run_in_fork

@@ -20,7 +20,7 @@ from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.chain.client import Chain
 from splitup.chain.models import RecordedModels
 from splitup.chain.rejections import explain_retirement
-from splitup.client.market.plan_check import fetch_snapshot
+from splitup.client.market.member_answers import fetch_snapshot
 from splitup.core import limits, tuning
 from splitup.core.background import BackgroundTasks
 from splitup.core.codec import encode_canonical

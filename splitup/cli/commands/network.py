@@ -54,7 +54,7 @@ def up(
     vram_bytes = None if vram is None else _parse_size(vram)
     options = DevnetOptions(directory, nodes, vram_bytes, members=members)
     if detach:
-        commands.up_detached(options, output.say, output.hint)
+        commands.up_detached(options, output.say, output.update)
     else:
         commands.up(options, output.say, output.update)
 
@@ -126,7 +126,8 @@ def _show_status(output: Output, status: NetworkStatus) -> None:
     if status.processes:
         table = Table("process", "pid", "state", box=None, pad_edge=False)
         for name, pid, alive in status.processes:
-            table.add_row(name, str(pid), "running" if alive else "ended")
+            state = "no answer" if status.health and name in status.health.silent else "running"
+            table.add_row(name, str(pid), state if alive else "ended")
         print_table(output.out, table)
     if status.health is None:
         output.out.print(status.problem, soft_wrap=True)

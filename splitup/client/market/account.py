@@ -19,8 +19,8 @@ from splitup.chain.account_lock import AccountLock
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
 from splitup.client.inputs import format_usdc
+from splitup.client.market.member_answers import fetch_latest_snapshot
 from splitup.client.market.payments import check_deadline, ensure_balance, explain_race
-from splitup.client.market.plan_check import fetch_latest_snapshot
 from splitup.client.market.plan_requests import Wanted, fetch_certificate
 from splitup.client.market.receipts import refund, refund_killed
 from splitup.client.market.signed_request import (

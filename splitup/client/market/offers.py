@@ -11,6 +11,7 @@ from splitup.chain.registered_models import RegisteredModel, fetch_models
 from splitup.client.market.holders import ask_all, describe_holders, is_held
 from splitup.client.models import Model
 from splitup.core.errors import SplitUpError
+from splitup.graph.manifest import Manifest
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView
 
@@ -53,10 +54,16 @@ async def fetch_offers(
             )
         text = manifest.text
         return Offer(
-            *(listed.name, listed.model_id, manifest.kind, text.context if text else 0),
+            *(listed.name, listed.model_id, _name_kind(manifest), text.context if text else 0),
             *(bool(text and text.takes_turns), manifest.client is not None, price, found is None),
             "ready" if found is None else describe_holders(found),
         )
 
     listed = [each for each in await fetch_models(chain) if each.is_current and not each.is_retired]
     return list(await asyncio.gather(*map(describe, listed)))
+
+
+def _name_kind(manifest: Manifest) -> str:
+    """Return a model's kind; a function from pixels to embeddings is a vision tower."""
+    ports = [[port.name for port in side] for side in (manifest.user_inputs, manifest.user_outputs)]
+    return "vision-tower" if ports == [["pixels"], ["embeddings"]] else manifest.kind

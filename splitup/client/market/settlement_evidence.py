@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from splitup.client.market.plan_check import ask_in_turn
+from splitup.client.market.member_answers import ask_in_turn
 from splitup.client.outcome import Receipt
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.messages import api

@@ -17,8 +17,8 @@ from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor
 from splitup_node.worker.worker_pool import Workers
 
 from splitup.core.errors import ConfigurationError, InvalidInput, InvalidModel
-from splitup.graph.compare import Tolerance
 from splitup.graph.manifest import Manifest
+from splitup.graph.tolerances import Tolerance
 from splitup.storage.task_cache import TaskCache
 from tests.builders import KERNELS
 from tests.node.cli.test_config import write

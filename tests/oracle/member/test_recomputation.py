@@ -23,8 +23,8 @@ from splitup.backend.devices.device_choice import select_device
 from splitup.core import limits, tuning
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput, Unavailable
-from splitup.graph.compare import Tolerance
 from splitup.graph.ir import Graph, encode_float
+from splitup.graph.tolerances import Tolerance
 from splitup.messages.completions import EMPTY_DIGEST
 from tests.graph.graphs import Builder, make_running_sum
 from tests.node.graphs import make_accumulator, make_sum

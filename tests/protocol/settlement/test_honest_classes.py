@@ -22,7 +22,8 @@ import pytest
 from numpy.typing import NDArray
 
 from splitup.core.tensors import TensorSpec
-from splitup.graph.compare import PPB, Tolerance, compare_tensors
+from splitup.graph.compare import PPB, compare_tensors
+from splitup.graph.tolerances import Tolerance
 from splitup.messages.plans import Plan
 from splitup.messages.verification import Ruling
 from splitup.protocol.committee import commands as cmd
