@@ -156,6 +156,7 @@ ROWS: Final = {
     "S77": "logs that fill the disk of a member",
     "S78": "thousands of takeovers, for each of which nodes write to all members",
     "S79": "an order that nobody signed, for which a node fetches and parses a manifest",
+    "S80": "hundreds of numbers of steps, for each of which members look at all tasks",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

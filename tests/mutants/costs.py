@@ -37,6 +37,22 @@ MUTANTS: Final = (
         "tests/node/test_answers.py::test_s78_a_node_answers_for_many_takeovers_in_few_messages",
     ),
     Mutant(
+        "tasks of many numbers of steps",
+        "splitup/protocol/settlement/collected_commitments.py",
+        "if other.get(node) is one:",
+        "if False:",
+        "tests/protocol/settlement/test_many_numbers.py::"
+        "test_s80_hundreds_of_numbers_cost_no_more_than_the_messages_that_name_them",
+    ),
+    Mutant(
+        "one look at many commitments",
+        "splitup/protocol/settlement/settlement_agreement.py",
+        "state.verification is not None or state.is_late(self._context.timestamp_s)",
+        "state.verification is not None",
+        "tests/protocol/settlement/test_many_numbers.py::"
+        "test_s80_commitments_near_the_deadline_are_looked_at_together",
+    ),
+    Mutant(
         "orders that nobody signed",
         "node/splitup_node/settlement/verifier.py",
         "        committee = await self._context.committees.check_certificate(order.certificate)\n",

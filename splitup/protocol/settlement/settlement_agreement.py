@@ -234,7 +234,7 @@ class SettlementAgreement:
         if state is None:
             return []
         self._commitments.process_commitment(state, commitment, signing_key, token)
-        return self._advance(state, now)
+        return self._take_steps_later(state, now)
 
     def process_takeovers(self, message: Takeovers, signing_key: str, now: float) -> list[Command]:
         """Keep the takeovers that made a node an executor; raise PeerFault for false ones."""
@@ -246,7 +246,7 @@ class SettlementAgreement:
             raise BadSignature(f"takeovers of {node} are signed by another key", peer=node)
         state.add_takeovers(message.takeovers)
         state.add_answer_of_replaced(message)
-        return self._advance(state, now)
+        return self._take_steps_later(state, now)
 
     def process_validator_commitment(
         self, validator_commitment: ValidatorCommitment, signing_key: str, now: float
@@ -443,10 +443,12 @@ class SettlementAgreement:
         """Take the steps that follow from evidence about a verification at the next tick.
 
         They look at every drawn task. Of a thousand that are drawn thousands of answers come, and
-        looking at all for each of them would keep a member from hearing honest nodes in time.
+        looking at all for each of them would keep a member from hearing honest nodes in time. So
+        would looking at all numbers of steps for each commitment near the deadline.
         """
         state.look_at = now
-        return self._advance(state, now) if state.verification is None else []
+        is_later = state.verification is not None or state.is_late(self._context.timestamp_s)
+        return [] if is_later else self._advance(state, now)
 
     def _advance(self, state: SettlementState, now: float) -> list[Command]:
         """Take every step that the evidence allows, in the order of the phases."""
