@@ -32,9 +32,17 @@ MUTANTS: Final = (
     Mutant(
         "one answer for many takeovers",
         "node/splitup_node/node.py",
-        "        if len(waiting) == 1:\n            self._background.start(self._answer_replaced",
-        "        if True:\n            self._background.start(self._answer_replaced",
-        "tests/node/test_answers.py::test_s78_a_node_answers_for_many_takeovers_in_few_messages",
+        "        if key in self._untold:\n",
+        "        if False:\n",
+        "tests/node/test_answers.py::test_s78_a_node_tells_of_many_takeovers_in_few_messages",
+    ),
+    Mutant(
+        "one watch of an execution",
+        "node/splitup_node/node.py",
+        "        if execution.id not in self._watched:\n",
+        "        if True:\n",
+        "tests/node/test_answers.py::"
+        "test_s82_a_node_watches_an_execution_once_however_many_tasks_it_takes_over",
     ),
     Mutant(
         "tasks of many numbers of steps",
@@ -51,6 +59,14 @@ MUTANTS: Final = (
         "state.verification is not None",
         "tests/protocol/settlement/test_many_numbers.py::"
         "test_s80_commitments_near_the_deadline_are_looked_at_together",
+    ),
+    Mutant(
+        "routes of many takeovers",
+        "node/splitup_node/execution/kept/routing.py",
+        "                self._outlets[source][port].is_stale = True\n",
+        "                self._connect(self._outlets[source][port])\n",
+        "tests/node/execution/kept/test_routing.py::"
+        "test_s81_takeovers_do_not_have_the_graph_looked_through_for_each",
     ),
     Mutant(
         "orders that nobody signed",
