@@ -159,6 +159,7 @@ ROWS: Final = {
     "S80": "hundreds of numbers of steps, for each of which members look at all tasks",
     "S81": "thousands of takeovers, for each of which nodes look through the whole graph",
     "S82": "a thousand tasks taken over, for each of which a node asks the chain all the time",
+    "S83": "probes in quick succession, whose answers take a node far longer than the probes",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -42,6 +42,7 @@ ASK_STEPS: Final = 2  # asking costs them a frame each way
 MEASURE_S: Final = 1.0  # and so often while steps flow, to know how long their answers take
 # The least time for an answer, or a connection's sign of life: TCP has sent a lost packet again.
 ANSWER_S: Final = 0.4
+PROBE_PAUSES: Final = 10.0  # times as long as an answer to a probe took: the next one comes later
 ANSWER_FACTOR: Final = 4.0  # a node has so many times its slowest answer so far, when that is more
 LOADING_SHARE: Final = 0.5  # of the time until the deadline is for nodes that say that they load
 HOLDERS_QUIET_S: Final = 60.0  # no node loads a task of a model that a client wants for so long

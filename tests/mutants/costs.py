@@ -69,6 +69,13 @@ MUTANTS: Final = (
         "test_s81_takeovers_do_not_have_the_graph_looked_through_for_each",
     ),
     Mutant(
+        "answers to probes",
+        "node/splitup_node/execution/inbox.py",
+        "        if (wait_s := pause.until - loop.time()) > 0:\n",
+        "        if (wait_s := 0.0) > 0:\n",
+        "tests/node/execution/test_inbox.py::test_s83_probes_in_quick_succession_get_one_answer",
+    ),
+    Mutant(
         "orders that nobody signed",
         "node/splitup_node/settlement/verifier.py",
         "        committee = await self._context.committees.check_certificate(order.certificate)\n",

@@ -180,10 +180,9 @@ class CollectedCommitments:
         """
         numbers: dict[int, dict[str, HeldCommitment]] = {}
         for node in self.by_node.keys() | self.counts.keys():
-            held = {
-                s: one for _, one in sorted(self.counts.get(node, {}).items()) for s in one.roots
-            }
-            for steps, one in (held | self.by_node.get(node, {})).items():
+            counts = sorted(self.counts.get(node, {}).items())
+            by_steps = {steps: one for _, one in counts for steps in one.roots}
+            for steps, one in (by_steps | self.by_node.get(node, {})).items():
                 if one.roots:
                     numbers.setdefault(steps, {})[node] = one
         own: dict[str, list[int]] = {}
