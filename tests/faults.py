@@ -160,6 +160,7 @@ ROWS: Final = {
     "S81": "thousands of takeovers, for each of which nodes look through the whole graph",
     "S82": "a thousand tasks taken over, for each of which a node asks the chain all the time",
     "S83": "probes in quick succession, whose answers take a node far longer than the probes",
+    "S84": "strangers' keys, for each of which a gateway asks the chain at once",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -197,6 +197,7 @@ DISK_LEAST_BYTES: Final = (
 DISK_RESERVE_BYTES: Final = 64 * MIB  # left free by downloads: journal, status, compiled kernels
 COMMITTEE_CACHE_S: Final = 10.0  # how stale the gateway's view of the committee may be
 COMMITTEE_LOOKUPS: Final = 8  # executions looked up on the chain at once; forgeries may name any
+STRANGER_LOOKUPS: Final = 8  # accounts that a gateway looks up on the chain at once; keys are free
 COMMITTEE_REFRESH_S: Final = 1.0  # an invalid certificate triggers a refresh, this often at most
 MAX_CACHED_MANIFESTS: Final = 64
 MAX_CACHED_MANIFEST_FILES: Final = 16  # of up to 4 MiB, which anybody may ask a gateway for

@@ -76,6 +76,23 @@ MUTANTS: Final = (
         "tests/node/execution/test_inbox.py::test_s83_probes_in_quick_succession_get_one_answer",
     ),
     Mutant(
+        "accounts of strangers on the chain",
+        "oracle/splitup_oracle/gateway/sources.py",
+        "            least = await self._chain.call(\"nodes\", \"minStake\", 1)\n",
+        "            self._strangers.release()\n"
+        "            least = await self._chain.call(\"nodes\", \"minStake\", 1)\n",
+        "tests/oracle/gateway/test_sources.py::"
+        "test_s84_accounts_of_strangers_are_looked_up_a_few_at_a_time",
+    ),
+    Mutant(
+        "one reading of the nodes' keys",
+        "oracle/splitup_oracle/gateway/sources.py",
+        "        async with self._reading_keys:\n",
+        "        if True:\n",
+        "tests/oracle/gateway/test_sources.py::"
+        "test_s84_keys_of_nodes_are_read_once_however_many_strangers_ask",
+    ),
+    Mutant(
         "orders that nobody signed",
         "node/splitup_node/settlement/verifier.py",
         "        committee = await self._context.committees.check_certificate(order.certificate)\n",
