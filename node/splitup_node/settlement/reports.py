@@ -199,6 +199,7 @@ class Reporter:
                     return
                 if Status(execution["status"]) in (Status.SETTLED, Status.REFUNDED):
                     _log.warning("%s was closed without any commitment", execution_id)
+                    self._committed.pop(execution_id, None)
                     await self._mark_revealed(report)
                     return
                 reason = "the members have not brought it to the chain"

@@ -291,7 +291,7 @@ class SettlementAgreement:
         match message:
             case CommitmentsVote():
                 self._commitments.process_vote(state, sender, message)
-                return self._advance(state, now)
+                return self._take_steps_later(state, now)
             case CommitmentsRequest():
                 return self._commitments.process_content_request(state, sender)
             case CommitmentsReply():
@@ -331,7 +331,7 @@ class SettlementAgreement:
                 if commitment.execution_id != shared.execution_id:
                     raise PeerFault(f"a commitment is not about {shared.execution_id}")
                 self._commitments.process_commitment(state, commitment, signing_key, token)
-        return self._advance(state, now)
+        return self._take_steps_later(state, now)
 
     def _take_attestation(
         self, state: SettlementState, signed: SignedAttestation, *, may_replace: bool = False
