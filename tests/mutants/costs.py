@@ -78,9 +78,9 @@ MUTANTS: Final = (
     Mutant(
         "accounts of strangers on the chain",
         "oracle/splitup_oracle/gateway/sources.py",
-        "            least = await self._chain.call(\"nodes\", \"minStake\", 1)\n",
+        '            least = await self._chain.call("nodes", "minStake", 1)\n',
         "            self._strangers.release()\n"
-        "            least = await self._chain.call(\"nodes\", \"minStake\", 1)\n",
+        '            least = await self._chain.call("nodes", "minStake", 1)\n',
         "tests/oracle/gateway/test_sources.py::"
         "test_s84_accounts_of_strangers_are_looked_up_a_few_at_a_time",
     ),
