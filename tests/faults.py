@@ -156,6 +156,11 @@ ROWS: Final = {
     "S77": "logs that fill the disk of a member",
     "S78": "thousands of takeovers, for each of which nodes write to all members",
     "S79": "an order that nobody signed, for which a node fetches and parses a manifest",
+    "S80": "hundreds of numbers of steps, for each of which members look at all tasks",
+    "S81": "thousands of takeovers, for each of which nodes look through the whole graph",
+    "S82": "a thousand tasks taken over, for each of which a node asks the chain all the time",
+    "S83": "probes in quick succession, whose answers take a node far longer than the probes",
+    "S84": "strangers' keys, for each of which a gateway asks the chain at once",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -96,7 +96,9 @@ class NodeDaemon:
         self._written: dict[str, Any] = {}  # the status file's content
         self._write_again_at = 0.0
         self._accepting: dict[str, asyncio.Task[None]] = {}
-        self._replaced: dict[str, list[SignedTakeover]] = {}  # by execution: to be answered
+        # by execution, and by whether this node was replaced: takeovers that members are to hear of
+        self._untold: dict[tuple[str, bool], list[SignedTakeover]] = {}
+        self._watched: set[str] = set()  # executions of which this node took tasks over
         self._background = BackgroundTasks()
         self._gateway = GatewayClient(self._config.gateway_urls, self._identity, http=self._http)
         self._cache = TaskCache(
@@ -342,44 +344,62 @@ class NodeDaemon:
 
     def on_taken(self, execution: Execution, signed: SignedTakeover) -> None:
         """Tell the members that this node takes a task over (called by the engine)."""
-        message = Takeovers(execution_id=execution.id, node=execution.node, takeovers=(signed,))
+        self._tell_takeover(execution, signed, is_replaced=False)
+        if execution.id not in self._watched:
+            self._watched.add(execution.id)
+            self._background.start(self._watch_taken(execution, signed))
 
+    def on_replaced(self, execution: Execution, signed: SignedTakeover) -> None:
+        """Answer the members, who wait for it (called by the engine)."""
+        self._tell_takeover(execution, signed, is_replaced=True)
+
+    async def _watch_taken(self, execution: Execution, signed: SignedTakeover) -> None:
         def stop() -> None:
             task, step = signed.takeover.task, signed.takeover.first_step
             self.engine.fail(execution.id, task, step, "the execution has been settled already")
 
-        work = self._reporter.watch_taken(
-            message, execution.deadline_s, lambda: execution.life.is_over, stop
-        )
-        self._background.start(work)
+        try:
+            await self._reporter.watch_taken(
+                execution.id, execution.deadline_s, lambda: execution.life.is_over, stop
+            )
+        finally:
+            self._watched.discard(execution.id)
 
-    def on_replaced(self, execution: Execution, signed: SignedTakeover) -> None:
-        """Answer the members, who wait for it (called by the engine).
+    def _tell_takeover(
+        self, execution: Execution, signed: SignedTakeover, *, is_replaced: bool
+    ) -> None:
+        """Tell the members of a takeover at once, and of those that follow soon together.
 
-        A client may take thousands of tasks at once: what comes in quick succession is one answer.
+        A client may sign thousands.
         """
-        waiting = self._replaced.setdefault(execution.id, [])
-        waiting.append(signed)
-        if len(waiting) == 1:
-            self._background.start(self._answer_replaced(execution))
+        key = execution.id, is_replaced
+        if key in self._untold:
+            self._untold[key].append(signed)
+            return
+        self._untold[key] = []
+        self._send_takeovers(execution, (signed,), is_replaced=is_replaced)
+        self._background.start(self._tell_rest(execution, is_replaced=is_replaced))
 
-    async def _answer_replaced(self, execution: Execution) -> None:
-        await asyncio.sleep(tuning.REPLACED_GATHER_S)
-        takeovers = self._replaced.pop(execution.id)
-        for start in range(0, len(takeovers), limits.MAX_TASKS):
-            self._show_signed_steps(execution, *takeovers[start : start + limits.MAX_TASKS])
+    async def _tell_rest(self, execution: Execution, *, is_replaced: bool) -> None:
+        await asyncio.sleep(tuning.TAKEOVERS_GATHER_S)
+        rest = self._untold.pop((execution.id, is_replaced))
+        for start in range(0, len(rest), limits.MAX_TASKS):
+            some = rest[start : start + limits.MAX_TASKS]
+            self._send_takeovers(execution, some, is_replaced=is_replaced)
 
-    def _show_signed_steps(self, execution: Execution, *takeovers: SignedTakeover) -> None:
-        """Show the members for how many steps the client has signed, so that none are withdrawn."""
+    def _send_takeovers(
+        self, execution: Execution, takeovers: Sequence[SignedTakeover], *, is_replaced: bool
+    ) -> None:
+        """Send members takeovers; a node that was replaced shows how many steps are signed for."""
         claims = execution.claims
         message = Takeovers(
             execution_id=execution.id,
             node=execution.node,
-            takeovers=takeovers,
-            order="" if claims.order is None else make_order(claims.order),
-            end=claims.acknowledged,
+            takeovers=tuple(takeovers),
+            order=make_order(claims.order) if is_replaced and claims.order is not None else "",
+            end=claims.acknowledged if is_replaced else None,
         )
-        self._background.start(self._reporter.show_signed_steps(message, execution.deadline_s))
+        self._background.start(self._reporter.tell_takeovers(message, execution.deadline_s))
 
     def on_ended(self, execution: Execution) -> None:
         """Write an execution's end to the journal, so that a restart can complete it."""
@@ -409,7 +429,7 @@ class NodeDaemon:
         """Report what a failed execution earned before; forget its assignment (by the engine)."""
         claims = execution.claims
         if execution.life.is_over and (signed := claims.find_substitute()) is not None:
-            self._show_signed_steps(execution)
+            self._send_takeovers(execution, (), is_replaced=True)
             claims.conclude(signed)
             self._submit(execution, is_held=True)
         else:

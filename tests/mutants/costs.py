@@ -32,9 +32,65 @@ MUTANTS: Final = (
     Mutant(
         "one answer for many takeovers",
         "node/splitup_node/node.py",
-        "        if len(waiting) == 1:\n            self._background.start(self._answer_replaced",
-        "        if True:\n            self._background.start(self._answer_replaced",
-        "tests/node/test_answers.py::test_s78_a_node_answers_for_many_takeovers_in_few_messages",
+        "        if key in self._untold:\n",
+        "        if False:\n",
+        "tests/node/test_answers.py::test_s78_a_node_tells_of_many_takeovers_in_few_messages",
+    ),
+    Mutant(
+        "one watch of an execution",
+        "node/splitup_node/node.py",
+        "        if execution.id not in self._watched:\n",
+        "        if True:\n",
+        "tests/node/test_answers.py::"
+        "test_s82_a_node_watches_an_execution_once_however_many_tasks_it_takes_over",
+    ),
+    Mutant(
+        "tasks of many numbers of steps",
+        "splitup/protocol/settlement/collected_commitments.py",
+        "if other.get(node) is one:",
+        "if False:",
+        "tests/protocol/settlement/test_many_numbers.py::"
+        "test_s80_hundreds_of_numbers_cost_no_more_than_the_messages_that_name_them",
+    ),
+    Mutant(
+        "one look at many commitments",
+        "splitup/protocol/settlement/settlement_agreement.py",
+        "state.verification is not None or state.is_late(self._context.timestamp_s)",
+        "state.verification is not None",
+        "tests/protocol/settlement/test_many_numbers.py::"
+        "test_s80_commitments_near_the_deadline_are_looked_at_together",
+    ),
+    Mutant(
+        "routes of many takeovers",
+        "node/splitup_node/execution/kept/routing.py",
+        "                self._outlets[source][port].is_stale = True\n",
+        "                self._connect(self._outlets[source][port])\n",
+        "tests/node/execution/kept/test_routing.py::"
+        "test_s81_takeovers_do_not_have_the_graph_looked_through_for_each",
+    ),
+    Mutant(
+        "answers to probes",
+        "node/splitup_node/execution/inbox.py",
+        "        if (wait_s := pause.until - loop.time()) > 0:\n",
+        "        if (wait_s := 0.0) > 0:\n",
+        "tests/node/execution/test_inbox.py::test_s83_probes_in_quick_succession_get_one_answer",
+    ),
+    Mutant(
+        "accounts of strangers on the chain",
+        "oracle/splitup_oracle/gateway/sources.py",
+        '            least = await self._chain.call("nodes", "minStake", 1)\n',
+        "            self._strangers.release()\n"
+        '            least = await self._chain.call("nodes", "minStake", 1)\n',
+        "tests/oracle/gateway/test_sources.py::"
+        "test_s84_accounts_of_strangers_are_looked_up_a_few_at_a_time",
+    ),
+    Mutant(
+        "one reading of the nodes' keys",
+        "oracle/splitup_oracle/gateway/sources.py",
+        "        async with self._reading_keys:\n",
+        "        if True:\n",
+        "tests/oracle/gateway/test_sources.py::"
+        "test_s84_keys_of_nodes_are_read_once_however_many_strangers_ask",
     ),
     Mutant(
         "orders that nobody signed",

@@ -58,8 +58,8 @@ MUTANTS: Final = (
     Mutant(
         "majority for a number of steps",
         f"{SETTLEMENT}/settlement_state.py",
-        "worth = is_majority, covered * steps, steps",
-        "worth = True, covered * steps, steps",
+        "best = max(best, (is_majority, covered * steps, steps))",
+        "best = max(best, (True, covered * steps, steps))",
         f"{TESTS}/settlement/test_unended.py::"
         "test_what_most_executors_committed_to_comes_before_what_pays_one_of_them_more",
         is_quick=False,
@@ -67,8 +67,8 @@ MUTANTS: Final = (
     Mutant(
         "majority for counted steps",
         f"{SETTLEMENT}/settlement_state.py",
-        "                not is_majority\n                or steps",
-        "                steps",
+        "is_counted = is_majority and steps",
+        "is_counted = steps",
         f"{TESTS}/settlement/test_unended.py::"
         "test_a_minority_counts_no_steps_that_the_client_signed_nothing_for",
         is_quick=False,
@@ -76,8 +76,8 @@ MUTANTS: Final = (
     Mutant(
         "ordered steps",
         f"{SETTLEMENT}/settlement_state.py",
-        "steps > self.collected.ordered",
-        "False",
+        "steps <= self.collected.ordered",
+        "True",
         f"{TESTS}/settlement/test_unended.py::test_executors_cannot_count_steps_that_the_client_did_not_order",
         is_quick=False,
     ),
@@ -92,8 +92,8 @@ MUTANTS: Final = (
     Mutant(
         "outputs of ordered steps",
         f"{SETTLEMENT}/settlement_state.py",
-        "or not all(executors[task] in commitments for task in results)",
-        "",
+        "self.collected.ordered and has_results",
+        "self.collected.ordered",
         f"{TESTS}/settlement/test_unended.py::test_nothing_is_owed_for_steps_whose_outputs_were_not_computed",
         is_quick=False,
     ),

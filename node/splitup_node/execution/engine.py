@@ -142,7 +142,8 @@ class Engine:
         table.add(execution)
         if mine:
             table.listener.on_begun(execution)
-        self._outputs.open_links(execution)
+        successors = execution.routing.find_readers(sorted(execution.routing.successors))
+        self._outputs.open_links(execution, successors)
         self._inbox.take_early(execution)
         self.step_loop.schedule()
         return execution

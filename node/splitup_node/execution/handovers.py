@@ -60,7 +60,7 @@ class Handovers:
         self._queue.renew(execution.id, task)
         if task in execution.parts:
             self._give_up_part(execution, task)
-        execution.routing.renew({task: sealed} if sealed else {})
+        execution.routing.renew(task, sealed)
         if after == execution.node:
             self._table.listener.on_taken(execution, signed)
             self._begin_part(execution, task, signed.takeover.first_step)
@@ -99,12 +99,10 @@ class Handovers:
         execution.life.use(self._table.now_s())
         if not had_parts:
             self._table.listener.on_begun(execution)
-        self._outputs.open_links(execution)
         outlets = execution.parts[task].outlets
         readers = tuple(sorted({reader for outlet in outlets for reader in outlet.readers}))
-        for (
-            sealed
-        ) in execution.routing.takeovers.values():  # before any tensor that follows from them
+        self._outputs.open_links(execution, readers)
+        if sealed := execution.routing.takeovers.get(task):  # before any tensor that follows
             self._outputs.send(readers, sealed)
         self._replay.start(execution, task)
 

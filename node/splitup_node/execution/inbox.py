@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from splitup.core import tuning
 from splitup.core.errors import BadSignature, PeerFault, SplitUpError, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.messages.base import CLIENT
@@ -118,8 +119,7 @@ class Inbox:
             signed = SignedTakeover.parse(bytes(frame.payload))
             self._handovers.take_over(execution, signed, frame.encode(seal.signature))
         elif frame.kind is FrameKind.PROBE:
-            self._tell_progress(execution)
-            self._check_links(execution)
+            self._answer_probe(execution)
         else:
             raise PeerFault(f"a {frame.kind.name} frame of {execution.id} does not belong here")
 
@@ -232,7 +232,27 @@ class Inbox:
         claims.add_interim(signed)
         self._queue.extend(execution.id, claims.delivered)
 
+    def _answer_probe(self, execution: Execution) -> None:
+        """Tell the client how far the tasks are; probes that come soon after get one answer.
+
+        With a thousand tasks an answer takes tens of milliseconds, and a probe has 200 bytes.
+        """
+        loop, pause = asyncio.get_running_loop(), execution.answer_pause
+        if pause.is_asked:
+            return
+        if (wait_s := pause.until - loop.time()) > 0:
+            pause.is_asked = True
+            loop.call_later(wait_s, self._tell_progress, execution)
+        else:
+            self._tell_progress(execution)
+
     def _tell_progress(self, execution: Execution) -> None:
+        if execution.life.is_over:
+            return
+        loop, pause = asyncio.get_running_loop(), execution.answer_pause
+        began = loop.time()
+        pause.is_asked = False
+        self._check_links(execution)
         progress = self._queue.get_progress(execution.id)
         tasks = tuple(
             TaskProgress(task=t, steps=steps, ready=self._queue.is_ready(execution.id, t))
@@ -242,3 +262,4 @@ class Inbox:
         task = get_first_task(execution)
         frame = make_message_frame(FrameKind.PROGRESS, execution.id, task, 0, message)
         self._table.clients.send(execution, seal_frame(self._identity, frame), keep=False)
+        pause.until = loop.time() + tuning.PROBE_PAUSES * (loop.time() - began)

@@ -69,7 +69,7 @@ class Outputs:
         them.
         """
         part, now_ns = execution.parts[run.task], time.time_ns()
-        gates = execution.routing.gates[run.task]
+        gates = execution.routing.find_gates(run.task)
         zeros = {port for port in gates if holds_zeros(outputs[port])} if gates else ()
         tensors = []
         for outlet, data in zip(part.outlets, outputs, strict=True):
@@ -126,6 +126,7 @@ class Outputs:
         before: bytes,
     ) -> None:
         """Send one step of an output to nodes, and to the client when it waits for it."""
+        execution.routing.find_gates(outlet.source[0])  # looks at who reads it now
         readers, is_result = outlet.route(entry.step, zeros)
         if not readers and not is_result:
             return
@@ -135,10 +136,10 @@ class Outputs:
         if is_result:
             self._clients.send(execution, sealed)
 
-    def open_links(self, execution: Execution) -> None:
-        """Start to connect to the nodes that read what this node's tasks produce."""
-        for reader in execution.routing.routes.successors.values():
-            link = self._pool.open(reader.node, reader.endpoint)
+    def open_links(self, execution: Execution, readers: Readers) -> None:
+        """Start to connect to nodes that read what this node's tasks produce."""
+        for node, endpoint in readers:
+            link = self._pool.open(node, endpoint)
             if not link.has_connected:
                 loop = asyncio.get_running_loop()
                 loop.call_later(tuning.UNREACHED_S, self._check_reached, execution, link)
@@ -149,8 +150,10 @@ class Outputs:
         The client then replaces this node. Otherwise it would replace the reader, which misses its
         inputs through no fault of its own.
         """
-        targets = execution.routing.routes.targets
-        tasks = [port[0] for port in targets if link.peer in targets[port]]
+        routing = execution.routing
+        for task in execution.parts:
+            routing.find_gates(task)  # looks at who reads it now
+        tasks = [port[0] for port, nodes in routing.routes.targets.items() if link.peer in nodes]
         if link.has_connected or not tasks or execution.life.ended_at_s:
             return
         step = self._table.queue.get_progress(execution.id).get(min(tasks), 0)
@@ -160,9 +163,10 @@ class Outputs:
 
     def check_links(self, execution: Execution) -> None:
         """Connect anew to readers whose connections have fallen silent, and send again."""
-        for reader in execution.routing.routes.successors.values():
+        routing = execution.routing
+        for node, endpoint in routing.find_readers(sorted(routing.successors)):
             with contextlib.suppress(SplitUpError):  # too many are open: sending says so
-                self._spawn(self._pool.open(reader.node, reader.endpoint).check())
+                self._spawn(self._pool.open(node, endpoint).check())
 
     def send(self, readers: Readers, sealed: bytes) -> bool:
         """Send a sealed frame to nodes; return whether all take it.
@@ -236,6 +240,7 @@ class Outputs:
         most = self._direct_bytes
         if execution.record.storing_bytes > most:
             return []
+        execution.routing.find_gates(outlet.source[0])
         readers, is_result = outlet.route(step, zeros)
         links = find_direct_links(self._pool, readers, nbytes, most)
         if is_result:

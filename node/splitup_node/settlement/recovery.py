@@ -103,7 +103,7 @@ class Recovery:
         execution = make_execution(lost.certificate, manifest, self.node, self.open_store)
         for signed in lost.takeovers:
             execution.executor_map.apply(signed)
-        execution.routing.renew({})
+            execution.routing.renew(signed.takeover.task)
         execution.claims.conclude(lost.end)
         patience = LogPatience(is_drawn=False, now_s=self.now_s)
         for local in execution.routing.routes.tasks:

@@ -115,38 +115,38 @@ class Reporter:
             self._background.start(self._committee_client.announce(takeovers, set()))
         self._waiting.put_nowait(report)
 
-    async def show_signed_steps(self, message: Takeovers, deadline_s: int) -> None:
-        """Tell the members for how many steps the client has signed, and who replaced this node."""
+    async def tell_takeovers(self, message: Takeovers, deadline_s: int) -> None:
+        """Tell the members who takes tasks over, and for how many steps the client has signed."""
         try:
             await self._committee_client.spread(api.TAKEOVERS, message, deadline_s)
         except SplitUpError as error:
             _log.warning(
-                "members do not hear how many steps of %s the client signed for: %s",
+                "members do not hear of takeovers of %s, nor how many steps the client signed for: "
+                "%s",
                 message.execution_id,
                 error,
             )
 
     async def watch_taken(
         self,
-        message: Takeovers,
+        execution_id: str,
         deadline_s: int,
         is_over: Callable[[], bool],
         stop: Callable[[], None],
     ) -> None:
-        """Tell the members of a task that this node takes over: then they wait for its commitment.
+        """Call ``stop`` if the members agree on others' commitments before this node's.
 
-        Call ``stop`` if they agreed on others' before: its work would not be paid.
+        It takes tasks of the execution over, and its work would not be paid.
         """
         try:
-            await self._committee_client.spread(api.TAKEOVERS, message, deadline_s)
             while not is_over() and self._chain.clock.now_s() < deadline_s:
-                row = await self._chain.call("market", "executionOf", message.execution_id)
+                row = await self._chain.call("market", "executionOf", execution_id)
                 if row["certified"] or Status(row["status"]) in (Status.SETTLED, Status.REFUNDED):
                     stop()
                     return
                 await asyncio.sleep(tuning.REPORT_RETRY_S)
         except SplitUpError as error:
-            _log.warning("a takeover of %s is not watched: %s", message.execution_id, error)
+            _log.warning("takeovers of %s are not watched: %s", execution_id, error)
 
     def resume(self) -> None:
         """Take up the completions that an earlier run of the node has not fully reported."""
@@ -199,6 +199,7 @@ class Reporter:
                     return
                 if Status(execution["status"]) in (Status.SETTLED, Status.REFUNDED):
                     _log.warning("%s was closed without any commitment", execution_id)
+                    self._committed.pop(execution_id, None)
                     await self._mark_revealed(report)
                     return
                 reason = "the members have not brought it to the chain"

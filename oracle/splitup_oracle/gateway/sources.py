@@ -77,6 +77,8 @@ class ChainView:
         self._market = deployment.market.lower()
         self._committees = Committees(chain)
         self._node_keys: tuple[float, frozenset[str]] | None = None
+        self._reading_keys = asyncio.Lock()
+        self._strangers = asyncio.Semaphore(tuning.STRANGER_LOOKUPS)
         self._verified: OrderedDict[str, CommitteeView] = OrderedDict()
         # how an execution ended ("settled", "refunded"), None while it has not
         self.find_end = Lately(self._look_end, None).fetch
@@ -112,13 +114,15 @@ class ChainView:
 
     async def has_funds(self, account: str, micro_usdc: int) -> bool:
         """Return whether an account has this balance in the market, or is an active node."""
-        if await self._chain.call("market", "balanceOf", account) >= micro_usdc:
-            return True
-        return bool(await self._chain.call("nodes", "isActive", account))
+        async with self._strangers:
+            if await self._chain.call("market", "balanceOf", account) >= micro_usdc:
+                return True
+            return bool(await self._chain.call("nodes", "isActive", account))
 
     async def _look_wallet(self, account: str) -> bool:
-        least = await self._chain.call("nodes", "minStake", 1)
-        return bool(await self._chain.call("usdc", "balanceOf", account) >= least)
+        async with self._strangers:
+            least = await self._chain.call("nodes", "minStake", 1)
+            return bool(await self._chain.call("usdc", "balanceOf", account) >= least)
 
     async def _look_end(self, execution_id: str) -> str | None:
         status = await fetch_status(self._chain, execution_id)
@@ -134,14 +138,23 @@ class ChainView:
         )
 
     async def _fetch_node_keys(self, max_age_s: float) -> frozenset[str]:
-        if self._node_keys is None or time.monotonic() - self._node_keys[0] > max_age_s:
+        """Return all nodes' keys; who comes while they are read waits for the same answer."""
+        if (known := self._find_node_keys(max_age_s)) is not None:
+            return known
+        async with self._reading_keys:
+            if (known := self._find_node_keys(max_age_s)) is not None:
+                return known
             keys: set[str] = set()
             count = await self._chain.call("nodes", "nodeCount")
             for start in range(0, count, _PAGE):
                 page = await self._chain.call("nodes", "nodesPage", start, _PAGE)
                 keys.update(node["signingKey"] for node in page if node["active"])
             self._node_keys = (time.monotonic(), frozenset(keys))
-        return self._node_keys[1]
+            return self._node_keys[1]
+
+    def _find_node_keys(self, max_age_s: float) -> frozenset[str] | None:
+        known = self._node_keys
+        return known[1] if known and time.monotonic() - known[0] <= max_age_s else None
 
 
 class _StoreSilent(StorageUnavailable):

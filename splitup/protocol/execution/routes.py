@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from splitup.core import tuning
 from splitup.core.errors import PeerFault
 from splitup.core.tensors import TensorSpec
 from splitup.graph.manifest import InputSource, Manifest, TaskSource
 from splitup.messages.base import CLIENT
-from splitup.messages.plans import Plan, PlanNode
+from splitup.messages.plans import Plan
 from splitup.protocol.execution.task_queue import LocalTask, PortId
 
 
@@ -25,8 +25,8 @@ class Routes:
     # gates: in a step in which all of these gates are zero, the target needs no other output
     gates: dict[PortId, dict[str, frozenset[int]]]
     to_client: frozenset[PortId]  # our outputs that are the execution's outputs
-    successors: dict[str, PlanNode]  # the nodes in ``targets``, by address
     specs: dict[PortId, TensorSpec]  # what our tasks read
+    head_starts: tuple[int, ...]  # in the queue, of every task of the model
 
     def find_gates(self, task: int) -> frozenset[int]:
         """Return the outputs of our task that are gates, so that zeros leave others unsent."""
@@ -67,35 +67,79 @@ def compute_routes(
             f"plan of {plan.request.execution_id} assigns {len(executors)} tasks; "
             f"the model has {len(manifest.tasks)}"
         )
-    mine = [index for index, executor in enumerate(executors) if executor == node]
     path = compute_path_flops(manifest)
-    longest = max(path)
-    specs: dict[PortId, TensorSpec] = {}
-    targets: dict[PortId, tuple[str, ...]] = {}
-    gates: dict[PortId, dict[str, frozenset[int]]] = {}
-    tasks = []
-    for index in mine:
-        task = manifest.tasks[index]
-        inputs = get_sources(manifest, index)
-        specs.update(zip(inputs, (port.spec for port in task.inputs), strict=True))
-        head_start = tuning.QUEUE_HEAD_START * path[index] // longest
-        gate = None if task.gate is None else inputs[task.gate]
-        tasks.append(LocalTask(index, inputs, len(task.outputs), head_start, gate))
-        for port in range(len(task.outputs)):
-            readers = {executors[reader] for reader, _ in manifest.consumers(index, port)}
-            targets[index, port] = tuple(sorted(readers - {node}))
-            gates[index, port] = _find_gates(manifest, executors, index, port)
-    named = sorted({target for readers in targets.values() for target in readers})
-    return Routes(
-        tasks=tuple(tasks),
-        targets=targets,
-        gates=gates,
-        to_client=frozenset(
-            (output.task, output.port) for output in manifest.outputs if output.task in mine
-        ),
-        successors={target: plan.node_of(target) for target in named},
-        specs=specs,
+    routes = Routes(
+        tasks=(),
+        targets={},
+        gates={},
+        to_client=frozenset(),
+        specs={},
+        head_starts=tuple(tuning.QUEUE_HEAD_START * flops // max(path) for flops in path),
     )
+    mine = [index for index, executor in enumerate(executors) if executor == node]
+    routes = replace(routes, tasks=tuple(_make_task(routes, manifest, task) for task in mine))
+    for task in mine:
+        _read_task(routes, manifest, node, executors, task)
+    return replace(routes, to_client=_find_results(manifest, executors, node))
+
+
+def move_task(
+    routes: Routes, manifest: Manifest, node: str, executors: Sequence[str], task: int
+) -> Routes:
+    """Return the routes of ``node`` after a task got another executor.
+
+    Who reads what our tasks write is as before: ``read_port`` looks anew. Who takes thousands of
+    tasks over, one after the other, does not have all of the graph looked through for each.
+    """
+    tasks = {local.index: local for local in routes.tasks}
+    if (executors[task] == node) == (task in tasks):
+        return routes
+    if executors[task] == node:
+        tasks[task] = _make_task(routes, manifest, task)
+        _read_task(routes, manifest, node, executors, task)
+    else:
+        del tasks[task]
+        for port in range(len(manifest.tasks[task].outputs)):
+            del routes.targets[task, port], routes.gates[task, port]
+        read = {port for local in tasks.values() for port in local.inputs}
+        for source in set(get_sources(manifest, task)) - read:
+            del routes.specs[source]
+    return replace(
+        routes,
+        tasks=tuple(local for _, local in sorted(tasks.items())),
+        to_client=_find_results(manifest, executors, node),
+    )
+
+
+def read_port(
+    routes: Routes, manifest: Manifest, node: str, executors: Sequence[str], port: PortId
+) -> None:
+    """Look at who reads an output of ours."""
+    readers = {executors[reader] for reader, _ in manifest.consumers(*port)}
+    routes.targets[port] = tuple(sorted(readers - {node}))
+    routes.gates[port] = _find_gates(manifest, executors, *port)
+
+
+def _make_task(routes: Routes, manifest: Manifest, index: int) -> LocalTask:
+    task, inputs = manifest.tasks[index], get_sources(manifest, index)
+    gate = None if task.gate is None else inputs[task.gate]
+    return LocalTask(index, inputs, len(task.outputs), routes.head_starts[index], gate)
+
+
+def _read_task(
+    routes: Routes, manifest: Manifest, node: str, executors: Sequence[str], index: int
+) -> None:
+    task = manifest.tasks[index]
+    specs = (port.spec for port in task.inputs)
+    routes.specs.update(zip(get_sources(manifest, index), specs, strict=True))
+    for port in range(len(task.outputs)):
+        read_port(routes, manifest, node, executors, (index, port))
+
+
+def _find_results(manifest: Manifest, executors: Sequence[str], node: str) -> frozenset[PortId]:
+    """Return our outputs that are the execution's outputs."""
+    ports = ((output.task, output.port) for output in manifest.outputs)
+    return frozenset(port for port in ports if executors[port[0]] == node)
 
 
 def _find_gates(

@@ -368,9 +368,8 @@ class TaskQueue:
         lane.is_dropped = True
         for step in list(lane.waiting):
             self._discard(lane, step)
-        for readers in lane.execution.readers.values():
-            if lane in readers:
-                readers.remove(lane)
+        for port in lane.ports:
+            lane.execution.readers[port].remove(lane)
         del lane.execution.lanes[task]
         if not lane.execution.lanes:
             self.drop(execution_id)

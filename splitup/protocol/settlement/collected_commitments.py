@@ -7,7 +7,7 @@ the same draw the same conclusions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -169,14 +169,42 @@ class CollectedCommitments:
         held = ((node, self._find(node, steps)) for node in nodes)
         return {node: one.roots[steps] for node, one in held if one is not None and one.roots}
 
+    def sum_prices(
+        self, plan: Plan, prices: Sequence[int], results: Collection[int]
+    ) -> Iterator[tuple[int, int, bool]]:
+        """Yield each number of steps, descending, that somebody committed to.
+
+        With it the price of all tasks that are answered for then, and whether all ``results`` (of
+        tasks) are. Takes time by what nodes sent: one of them may name hundreds of numbers, and
+        looking at all tasks for each of them would keep a member from everything else.
+        """
+        numbers: dict[int, dict[str, HeldCommitment]] = {}
+        for node in self.by_node.keys() | self.counts.keys():
+            counts = sorted(self.counts.get(node, {}).items())
+            by_steps = {steps: one for _, one in counts for steps in one.roots}
+            for steps, one in (by_steps | self.by_node.get(node, {})).items():
+                if one.roots:
+                    numbers.setdefault(steps, {})[node] = one
+        own: dict[str, list[int]] = {}
+        for task, node in enumerate(plan.executors()):
+            own.setdefault(node, []).append(task)
+        answering, covered = [0] * len(prices), 0
+        before: dict[str, HeldCommitment] = {}
+        for steps, now in sorted(numbers.items(), reverse=True):
+            for held, other, change in ((now, before, 1), (before, now, -1)):
+                for node, one in held.items():
+                    if other.get(node) is one:
+                        continue
+                    for task in (*own.get(node, ()), *(task for task, _ in one.taken)):
+                        was, answering[task] = answering[task], answering[task] + change
+                        covered += prices[task] * (bool(answering[task]) - bool(was))
+            before = now
+            yield steps, covered, all(answering[task] for task in results)
+
     def list_taken(self, steps: int, nodes: Iterable[str]) -> set[tuple[int, int]]:
         """Return the (task, candidate) that nodes answer for, as their commitments show."""
         held = (self._find(node, steps) for node in nodes)
         return {name for one in held if one is not None for name in one.taken}
-
-    def list_numbers(self) -> list[int]:
-        """Return the numbers of steps that anybody committed to."""
-        return sorted({steps for held in self._list_held() for steps in held.roots})
 
     def _list_held(self) -> list[HeldCommitment]:
         both = (*self.by_node.values(), *self.counts.values())

@@ -214,12 +214,10 @@ class SettlementAgreement:
         match report:
             case ExecutorCommitment():
                 self._commitments.process_commitment(state, report, signing_key, token)
-                return self._advance(state, now)
             case Takeovers():
                 state.check_node(report, signing_key)
                 state.add_takeovers(report.takeovers)
                 state.add_answer_of_replaced(report)
-                return self._advance(state, now)
             case Completion():
                 state.check_node(report, signing_key)
                 if not _keep_completion(state, report):
@@ -255,7 +253,7 @@ class SettlementAgreement:
         match message:
             case CommitmentsVote():
                 self._commitments.process_vote(state, sender, message)
-                return self._advance(state, now)
+                return self._take_steps_later(state, now)
             case CommitmentsRequest():
                 return self._commitments.process_content_request(state, sender)
             case CommitmentsReply():
@@ -295,7 +293,7 @@ class SettlementAgreement:
                 if commitment.execution_id != shared.execution_id:
                     raise PeerFault(f"a commitment is not about {shared.execution_id}")
                 self._commitments.process_commitment(state, commitment, signing_key, token)
-        return self._advance(state, now)
+        return self._take_steps_later(state, now)
 
     def _take_attestation(
         self, state: SettlementState, signed: SignedAttestation, *, may_replace: bool = False
@@ -407,10 +405,12 @@ class SettlementAgreement:
         """Take the steps that follow from evidence about a verification at the next tick.
 
         They look at every drawn task. Of a thousand that are drawn thousands of answers come, and
-        looking at all for each of them would keep a member from hearing honest nodes in time.
+        looking at all for each of them would keep a member from hearing honest nodes in time. So
+        would looking at all numbers of steps for each commitment near the deadline.
         """
         state.look_at = now
-        return self._advance(state, now) if state.verification is None else []
+        is_later = state.verification is not None or state.is_late(self._context.timestamp_s)
+        return [] if is_later else self._advance(state, now)
 
     def _advance(self, state: SettlementState, now: float) -> list[Command]:
         """Take every step that the evidence allows, in the order of the phases."""

@@ -286,29 +286,23 @@ class SettlementState:
         them, and so have those of all graph outputs: of steps that failed half-way the client got
         nothing (ADR 21).
         """
-        context, found, best = self.context, None, (False, 0, 0)
+        context, best = self.context, (False, 0, 0)
         if context is None:
             return None
         prices = [task.price_nano_usdc for task in context.manifest.tasks]
+        whole = sum(prices)
         signed = {steps for roots in self.collected.by_node.values() for steps in roots}
         results = {port.task for port in context.manifest.outputs}
-        for steps in self.collected.list_numbers():
-            commitments = self.collected.list_commitments(steps)
-            executors = self._find_executors(steps, commitments, partial=True) or ()
-            pairs = zip(prices, executors, strict=True)
-            covered = sum(price for price, node in pairs if node in commitments)
-            is_majority = 2 * covered > sum(prices)
-            if steps not in signed and (
-                not is_majority
-                or steps > self.collected.ordered
-                or not all(executors[task] in commitments for task in results)
-            ):
-                continue
-            worth = is_majority, covered * steps, steps
-            if covered and worth > best:
-                best = worth
-                found = self._make_agreement(steps, commitments, executors)
-        return found
+        for steps, covered, has_results in self.collected.sum_prices(context.plan, prices, results):
+            is_majority = 2 * covered > whole
+            is_counted = is_majority and steps <= self.collected.ordered and has_results
+            if covered and (steps in signed or is_counted):
+                best = max(best, (is_majority, covered * steps, steps))
+        if not (steps := best[2]):
+            return None
+        commitments = self.collected.list_commitments(steps)
+        executors = self._find_executors(steps, commitments, partial=True) or ()
+        return self._make_agreement(steps, commitments, executors)
 
     def _find_executors(
         self, steps: int, commitments: Mapping[str, str], *, partial: bool = False

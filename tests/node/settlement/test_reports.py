@@ -381,8 +381,9 @@ async def test_s63_who_takes_a_task_over_tells_the_members_and_stops_when_they_h
     takeover = Takeover(execution_id=number, task=0, candidate=1, first_step=0)
     signed = SignedTakeover(takeover=takeover, signature="0x" + "11" * 64)
     message = Takeovers(execution_id=number, node=NODE, takeovers=(signed,))
-    chain.open, stopped = {number}, asyncio.Event()
-    work = reporter.watch_taken(message, int(time.time()) + 60, lambda: False, stopped.set)
+    chain.open, stopped, deadline_s = {number}, asyncio.Event(), int(time.time()) + 60
+    await reporter.tell_takeovers(message, deadline_s)
+    work = reporter.watch_taken(number, deadline_s, lambda: False, stopped.set)
     watching = asyncio.create_task(work)
     async with asyncio.timeout(HANG_S):
         assert {await http.shown.get() for _ in range(4)} == {f"http://m{m}" for m in range(1, 5)}

@@ -136,7 +136,8 @@ def test_s60_of_counts_that_overlap_those_of_the_most_steps_count(order: tuple[s
             earlier=("0x" + letter * 64,),
         )
         collected.add_counted(commitment, letter, plan)
-    roots = {steps: collected.list_commitments(steps) for steps in collected.list_numbers()}
+    numbers = [steps for steps, *_ in collected.sum_prices(plan, [1] * 3, [])]
+    roots = {steps: collected.list_commitments(steps) for steps in numbers}
     assert {steps: root[node][-1] for steps, root in roots.items()} == {4: "a", 3: "a", 2: "b"}
     assert sorted(collected.list_tokens()) == ["a", "b", "c", "d"]
 

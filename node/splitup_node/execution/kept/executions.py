@@ -71,6 +71,14 @@ class Life:
         self.failure, self.is_over, self.ended_at_s = reason, True, now_s
 
 
+@dataclass(slots=True)
+class AnswerPause:
+    """When the client's probes are answered again."""
+
+    until: float = 0.0  # of the event loop's clock
+    is_asked: bool = False  # somebody waits for the answer then
+
+
 @dataclass(frozen=True, slots=True)
 class Execution:
     """Everything a node holds for one execution. Without parts the node is only a fallback."""
@@ -87,6 +95,7 @@ class Execution:
     record: ExecutionRecord
     outbox: Outbox
     life: Life
+    answer_pause: AnswerPause
 
     @property
     def client_key(self) -> str:
@@ -136,6 +145,7 @@ def make_execution(
         record=ExecutionRecord(plan.request.execution_id, node, store),
         outbox=Outbox(),
         life=Life(),
+        answer_pause=AnswerPause(),
     )
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from splitup.core.errors import PeerFault
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import Plan
-from splitup.protocol.execution.routes import Routes, compute_routes
+from splitup.protocol.execution.routes import (
+    Routes,
+    compute_routes,
+    get_sources,
+    move_task,
+    read_port,
+)
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId
 from splitup_node.execution.kept.digests import StepsBefore
@@ -36,6 +42,7 @@ class Outlet:
     # gates: in a step in which all of these gates are zero, it needs no other output
     gates: tuple[tuple[str, frozenset[int]], ...] = ()
     new_readers: Readers = ()  # they took over a task, and may lack steps that others have
+    is_stale: bool = True  # who reads it is to be looked up
 
     def route(self, step: int, zeros: Collection[int] = ()) -> tuple[Readers, bool]:
         """Return which nodes get a step, and whether the client does.
@@ -67,7 +74,9 @@ class Routing:
         self._outlets: dict[int, tuple[Outlet, ...]] = {}  # by task
         self.routes: Routes = compute_routes(plan, manifest, node)
         # outputs that are gates, so that zeros leave others unsent; by task
-        self.gates: dict[int, frozenset[int]] = {}
+        self._gates: dict[int, frozenset[int]] = {}
+        self._entries = {entry.node: entry for entry in plan.nodes}
+        self.successors: set[str] = set()  # who reads an output of ours, or did
         self.takeovers: dict[int, bytes] = {}  # the client's frames, by task
 
     def find_inlet(self, port: PortId) -> Inlet | None:
@@ -107,38 +116,48 @@ class Routing:
             )
             for port in range(len(self._manifest.tasks[task].outputs))
         )
-        self._connect(task)
+        self.find_gates(task)
         return self._outlets[task]
 
     def end(self, task: int) -> None:
         """Note that another node runs a task from now on."""
         self._outlets.pop(task, None)
 
-    def renew(self, takeovers: Mapping[int, bytes]) -> None:
-        """Compute who reads what again, after takeovers: the client's frames, by task."""
-        self.takeovers.update(takeovers)
+    def renew(self, task: int, sealed: bytes = b"") -> None:
+        """Note that a task was taken over; ``sealed`` is the client's frame, if it is known."""
+        if sealed:
+            self.takeovers[task] = sealed
         executors = self._executor_map.executors
-        self.routes = compute_routes(self._plan, self._manifest, self._node, executors)
+        self.routes = move_task(self.routes, self._manifest, self._node, executors, task)
         self.inlets.clear()
-        for task in self._outlets:
-            self._connect(task)
+        for source, port in get_sources(self._manifest, task):
+            if source in self._outlets:
+                self._outlets[source][port].is_stale = True
+                self.successors |= {executors[task]} - {self._node}
 
-    def _connect(self, task: int) -> None:
+    def find_gates(self, task: int) -> frozenset[int]:
+        """Return our task's outputs that are gates; look at who reads its outputs, if need be."""
+        stale = [outlet for outlet in self._outlets.get(task, ()) if outlet.is_stale]
+        for outlet in stale:
+            self._connect(outlet)
+        if stale:
+            self._gates[task] = self.routes.find_gates(task)
+        return self._gates[task]
+
+    def _connect(self, outlet: Outlet) -> None:
+        executors, port = self._executor_map.executors, outlet.source
+        read_port(self.routes, self._manifest, self._node, executors, port)
+        outlet.is_stale = False
+        outlet.readers = self.find_readers(self.routes.targets[port])
+        outlet.gates = tuple(self.routes.gates[port].items())
+        self.successors.update(self.routes.targets[port])
         takeovers = self._executor_map.takeovers
-        self.gates[task] = self.routes.find_gates(task)
-        for outlet in self._outlets[task]:
-            outlet.readers = self.find_readers(self.routes.targets[outlet.source])
-            outlet.gates = tuple(self.routes.gates[outlet.source].items())
-            if takeovers:
-                readers = self._manifest.consumers(*outlet.source)
-                nodes = {
-                    self._executor_map.get_author(reader)
-                    for reader, _ in readers
-                    if reader in takeovers
-                }
-                outlet.new_readers = self.find_readers(sorted(nodes - {self._node}))
+        if takeovers:
+            readers = self._manifest.consumers(*port)
+            nodes = {executors[reader] for reader, _ in readers if reader in takeovers}
+            outlet.new_readers = self.find_readers(sorted(nodes - {self._node}))
 
     def find_readers(self, nodes: Iterable[str]) -> Readers:
-        """Return nodes of the plan with their endpoints; raise PeerFault for others."""
-        entries = [self._plan.node_of(node) for node in nodes]
+        """Return nodes of the plan with their endpoints."""
+        entries = [self._entries[node] for node in nodes]
         return tuple((entry.node, entry.endpoint) for entry in entries)
