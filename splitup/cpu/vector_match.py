@@ -9,7 +9,6 @@ whether a kernel matches does not depend on the number of rows of a step.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,7 +18,6 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import Ops, UOp, graph_rewrite
 from tinygrad.uop.symbolic import symbolic_simple
 
-from splitup.cpu.assembler import MachineCode
 from splitup.cpu.kernel_parts import get_parts
 from splitup.cpu.loop_indices import (
     AffineIndex,
@@ -29,6 +27,7 @@ from splitup.cpu.loop_indices import (
     SubLoop,
     join_axes,
 )
+from splitup.cpu.machine_code import BoundCode, load_code
 from splitup.cpu.matmul_shape import FLOAT_BYTES, LANES
 from splitup.cpu.registers import allocate_registers
 from splitup.cpu.vector_codegen import (
@@ -78,45 +77,21 @@ class VectorKernel:
     symbol: str  # the variable of the outermost loop, "" if its size is fixed
 
 
-class BoundVectors:
-    """A kernel on certain buffers. A call computes it."""
+def bind_vectors(
+    kernel: VectorKernel,
+    addresses: Sequence[int],
+    threads: int,
+    rows: Mapping[str, ctypes.c_uint64],
+) -> BoundCode:
+    """Return a kernel on certain memory.
 
-    __slots__ = ("_keep", "addresses", "natives")
-
-    def __init__(
-        self,
-        kernel: VectorKernel,
-        addresses: Sequence[int],
-        threads: int,
-        rows: Mapping[str, ctypes.c_uint64],
-    ) -> None:
-        """``addresses`` are those of ``slots``; ``rows`` holds the value of each symbol."""
-        symbol = rows[kernel.symbol] if kernel.symbol else ctypes.c_uint64(0)
-        parts = divide_vectors(kernel.shape, threads)
-        codes = [_load_code(part) for part in parts]
-        blocks = [
-            (ctypes.c_uint64 * (len(addresses) + 1))(*addresses, ctypes.addressof(symbol))
-            for _ in parts
-        ]
-        self.addresses = [
-            [ctypes.c_uint64.from_buffer(block, 8 * place) for block in blocks]
-            for place in range(len(addresses))
-        ]
-        self.natives = [
-            (code.address, [ctypes.c_uint64(ctypes.addressof(block))])
-            for code, block in zip(codes, blocks, strict=True)
-        ]
-        self._keep = (codes, blocks, symbol)
-
-    def __call__(self) -> None:
-        """Compute, one part after the other."""
-        for code, (_, arguments) in zip(self._keep[0], self.natives, strict=True):
-            code.function(*arguments)
-
-
-@functools.lru_cache(maxsize=4_096)
-def _load_code(shape: VectorShape) -> MachineCode:
-    return MachineCode(assemble_vectors(shape))
+    ``addresses`` are those of ``slots``; ``rows`` holds the value of each symbol.
+    """
+    symbol = rows[kernel.symbol] if kernel.symbol else ctypes.c_uint64(0)
+    words = (*addresses, ctypes.addressof(symbol))
+    parts = divide_vectors(kernel.shape, threads)
+    codes = [(load_code(assemble_vectors, part), words) for part in parts]
+    return BoundCode(codes, len(addresses), symbol)
 
 
 def match_vectors(sink: UOp) -> VectorKernel | None:
