@@ -41,6 +41,7 @@ from splitup.cpu.assembler import (
     Assembler,
     Mem,
 )
+from splitup.cpu.loop_indices import NoMatch, refuse_if
 from splitup.cpu.machine_code import BoundCode, load_code
 from splitup.graph.ir import Node
 from splitup.graph.memory import get_stride
@@ -87,17 +88,13 @@ class StateWrite(NamedTuple):
 # ---- finding -------------------------------------------------------------------------------------
 
 
-class _NoMatch(Exception):
-    """The update is not of the form of a cache write."""
-
-
 def find_cache_writes(graph: CheckedGraph) -> dict[int, StateWrite]:
     """Return the updates that only select rows, by state."""
     found = {}
     for update in graph.updates:
         try:
             found[update.state] = _Reader(graph).read(update.state, update.node)
-        except _NoMatch:
+        except NoMatch:
             continue
     return found
 
@@ -159,8 +156,7 @@ class _Reader:
 
     @staticmethod
     def expect(is_so: bool) -> None:
-        if not is_so:
-            raise _NoMatch
+        refuse_if(not is_so)
 
     def read_const(self, index: int, depth: int = 3) -> int:
         """Return the value of an int32 that the graph computes from constants; a product wraps."""

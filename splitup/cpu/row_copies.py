@@ -37,6 +37,7 @@ from splitup.cpu.loop_indices import (
     IndexReader,
     NoMatch,
     join_axes,
+    refuse_if,
 )
 from splitup.cpu.machine_code import BoundCode, load_code
 
@@ -180,17 +181,14 @@ def _match(sink: UOp) -> RowCopy:
     signs, choices = [], [store.src[1]]
     if choices[0].op is Ops.WHERE:
         condition, *choices = choices[0].src
-        if condition.op is not Ops.CMPLT or condition.src[1].op is not Ops.CONST:
-            raise NoMatch
-        if condition.src[1].val != 0:
-            raise NoMatch
+        refuse_if(condition.op is not Ops.CMPLT or condition.src[1].op is not Ops.CONST)
+        refuse_if(condition.src[1].val != 0)
         signs = [_read_load(reader, condition.src[0], dtypes.int32)]
     lookups = [_read_lookup(reader, choice, store.src[0].dtype) for choice in choices]
     numbers = [*signs, *(one.number for one in lookups)]
     tables = [one.table for one in lookups]
     loads = [out, *numbers, *tables]
-    if any(load.slot == out.slot for load in loads[1:]):
-        raise NoMatch
+    refuse_if(any(load.slot == out.slot for load in loads[1:]))
     subs = [sub for loop in loops for sub in reader.split_loop(loop)]
     axes = join_axes(subs, [load.index for load in loads], Axis)
     along = (1, *(0,) * len(numbers), *(1,) * len(tables))
@@ -206,8 +204,7 @@ def _match(sink: UOp) -> RowCopy:
         table_steps=tuple(one.step * one.table.nbytes for one in lookups),
     )
     largest = max(shape.out_step, *shape.number_steps, *shape.table_steps)
-    if any(steps[1 + len(numbers) :]) or not 0 <= largest <= _MAX_STRIDE_BYTES:
-        raise NoMatch
+    refuse_if(any(steps[1 + len(numbers) :]) or not 0 <= largest <= _MAX_STRIDE_BYTES)
     return RowCopy(
         shape,
         slots=tuple(load.slot for load in loads),
@@ -223,20 +220,15 @@ def _read_load(reader: IndexReader, load: UOp, dtype: DType) -> _Load:
 
 def _read_lookup(reader: IndexReader, uop: UOp, dtype: DType) -> _Lookup:
     """Read a LOOKUP as the backend lowers it: a sum over all rows of those that have the number."""
-    if uop.op is not Ops.REDUCE or uop.arg != (Ops.ADD, 0) or len(uop.src) != 2:
-        raise NoMatch
+    refuse_if(uop.op is not Ops.REDUCE or uop.arg != (Ops.ADD, 0) or len(uop.src) != 2)
     choice, place = uop.src
-    if choice.op is not Ops.WHERE or choice.src[0].op is not Ops.CMPNE:
-        raise NoMatch
+    refuse_if(choice.op is not Ops.WHERE or choice.src[0].op is not Ops.CMPNE)
     counter, number = choice.src[0].src
     zero, value = choice.src[1:]
-    if zero.op is not Ops.CONST or zero.val != 0 or counter.op is not Ops.CAST:
-        raise NoMatch
-    if counter.src[0] is not place or counter.dtype != dtypes.int32:
-        raise NoMatch
+    refuse_if(zero.op is not Ops.CONST or zero.val != 0 or counter.op is not Ops.CAST)
+    refuse_if(counter.src[0] is not place or counter.dtype != dtypes.int32)
     subs = reader.split_loop(place)
-    if len(subs) != 1:
-        raise NoMatch
+    refuse_if(len(subs) != 1)
     (sub,) = subs
     table = _read_load(reader, value, dtype)
     factors = {one: factor for one, factor in table.index.factors.items() if one != sub}

@@ -26,6 +26,7 @@ from splitup.cpu.loop_indices import (
     NoMatch,
     SubLoop,
     join_axes,
+    refuse_if,
 )
 from splitup.cpu.machine_code import BoundCode, load_code
 from splitup.cpu.matmul_shape import FLOAT_BYTES, LANES
@@ -115,18 +116,16 @@ def _match(
     value = graph_rewrite(value, get_transcendental_patterns((Ops.SQRT,), False) + symbolic_simple)
     reader = IndexReader(sink)
     kind = store.src[0].dtype
-    if kind not in (dtypes.float32, dtypes.int32):
-        raise NoMatch
+    refuse_if(kind not in (dtypes.float32, dtypes.int32))
     slot, out = reader.read_load(store.src[0], kind)
     loads = _find_loads(value)
     read = {load: reader.read_load(load, load.src[0].dtype) for load in loads}
-    if any(other == slot and (reduce or index != out) for other, index in read.values()):
-        raise NoMatch  # what it reads may have been written
+    # what it reads may have been written
+    refuse_if(any(other == slot and (reduce or index != out) for other, index in read.values()))
     indices = [out, *(index for _, index in read.values())]
     subs = [sub for loop in loops for sub in reader.split_loop(loop)]
     row, axes = _find_row(subs, indices, [] if reduce is None else reader.split_loop(reduce.src[1]))
-    if len(axes) > len(COUNTER_REGISTERS) or sum(bool(axis.symbol) for axis in axes) > 1:
-        raise NoMatch
+    refuse_if(len(axes) > len(COUNTER_REGISTERS) or sum(bool(axis.symbol) for axis in axes) > 1)
     axes.sort(key=lambda axis: (not axis.symbol, -axis.factors[0]))
     slots = tuple(dict.fromkeys([slot, *(other for other, _ in read.values())]))
     program = _Program(slots)
@@ -169,8 +168,7 @@ def _find_row(
     """Return the axis along which numbers lie one behind the other, and the others."""
     axes = join_axes(subs, indices, Axis)
     rows = join_axes(summed, indices, Axis) if summed else list(axes)
-    if summed and len(rows) != 1:
-        raise NoMatch
+    refuse_if(summed and len(rows) != 1)
     wanted = 0 if summed else 1  # the result's step
     rows = [
         axis
@@ -215,8 +213,7 @@ class _Program:
         strides = tuple(axis.factors[place] * size for axis in axes)
         pointer = Pointer(self._slots.index(slot), row.factors[place] * size, strides)
         if pointer not in self.pointers:
-            if len(self.pointers) == len(POINTER_REGISTERS):
-                raise NoMatch
+            refuse_if(len(self.pointers) == len(POINTER_REGISTERS))
             self.pointers.append(pointer)
         return self.pointers.index(pointer), const * size
 
@@ -231,8 +228,7 @@ class _Program:
         """Return the number of the instruction of a value, or eight times a constant."""
         if uop.op is Ops.CONST:
             return (_encode_constant(uop.val, kind),) * LANES
-        if uop.dtype != kind:
-            raise NoMatch
+        refuse_if(uop.dtype != kind)
         if uop not in self._numbers:
             self._numbers[uop] = self._compute(uop)
         return self._numbers[uop]
@@ -264,8 +260,7 @@ class _Program:
     def _combine(self, uop: UOp) -> int:
         """Add an operation of two operands of one type."""
         kinds = [src.dtype for src in uop.src if src.op is not Ops.CONST]
-        if len(uop.src) != 2 or not kinds or kinds[0] not in _KINDS:
-            raise NoMatch
+        refuse_if(len(uop.src) != 2 or not kinds or kinds[0] not in _KINDS)
         kind = kinds[0]
         one, two = (self.add(src, kind) for src in uop.src)
         if kind == dtypes.int32 and uop.op is Ops.CMPLT:
@@ -287,8 +282,7 @@ class _Program:
 
     def _shift(self, op: Ops, kind: DType, value: int, by: tuple[int, ...]) -> int:
         if op is Ops.FLOORDIV:
-            if by[0] <= 0 or by[0] & (by[0] - 1):
-                raise NoMatch
+            refuse_if(by[0] <= 0 or by[0] & (by[0] - 1))
             by = (by[0].bit_length() - 1,) * LANES
         if op is Ops.SHL:
             return self._append("shift left", value, by)
@@ -312,8 +306,7 @@ class _Program:
     def _load(self, kind: str, load: UOp) -> int:
         pointer, offset, is_row = self._loads[load]
         if not is_row:
-            if kind != "float32":
-                raise NoMatch
+            refuse_if(kind != "float32")
             kind = "one float32"
         return self._append(kind, pointer, offset)
 
@@ -344,7 +337,6 @@ def _get_load_kind(uop: UOp) -> tuple[str, UOp] | None:
     if uop.op is Ops.INDEX and uop.dtype in (dtypes.float32, dtypes.int32):
         return "float32", uop  # all 32 bits alike
     if uop.op is Ops.CAST and uop.src[0].op is Ops.INDEX and uop.src[0].dtype == dtypes.float16:
-        if uop.dtype != dtypes.float32:
-            raise NoMatch
+        refuse_if(uop.dtype != dtypes.float32)
         return "float16", uop.src[0]
     return None
