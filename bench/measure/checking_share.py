@@ -15,7 +15,6 @@ import os
 import statistics
 import sys
 import time
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -23,12 +22,11 @@ import numpy as np
 from bench.measure.idle_costs import read_cpu_s
 from bench.report import say
 from bench.testbed.network import put_model, run_network
+from bench.testbed.published import SHORT
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
-from splitup.demo.models import MODELS
 from splitup.demo.run import NODES
 
-MODEL: Final = replace(MODELS["smollm2"], node_vram_bytes=200_000_000)
 SHARES: Final = (0.08, 0.5, 1.0)
 PROMPT: Final = (
     "Rain begins when water from seas, lakes and forests rises into the air as vapour, and"
@@ -42,7 +40,7 @@ async def write_text(net: SplitUp, share: float, idle_share: float) -> tuple[flo
     opened: list[Session] = []
     before_s, began = read_cpu_s(os.getpid()), time.monotonic()
     text = net.generate(
-        MODEL.name, PROMPT, max_tokens=TOKENS, verify=share, on_session=opened.append
+        SHORT.name, PROMPT, max_tokens=TOKENS, verify=share, on_session=opened.append
     )
     tokens = [token async for token in text]
     receipt = await net.receipt(opened[0].execution_id)
@@ -55,8 +53,8 @@ async def write_text(net: SplitUp, share: float, idle_share: float) -> tuple[flo
 
 async def measure(rounds: int) -> None:
     """Print what a text costs, and what of it is verification."""
-    async with run_network(NODES, MODEL.node_vram_bytes) as (devnet, net):
-        await put_model(devnet, net, MODEL)
+    async with run_network(NODES, SHORT.node_vram_bytes) as (devnet, net):
+        await put_model(devnet, net, SHORT)
         await write_text(net, 1.0, 0)  # what is compiled and loaded once
         before_s = read_cpu_s(os.getpid())
         await asyncio.sleep(IDLE_S)

@@ -6,6 +6,7 @@ run uncut, with tinygrad's kernels alone ("before") and with the matrix products
 over the read bandwidth measured in the same round. Rounds alternate and medians are of ratios
 within a round, because other programs may share the machine; for the same reason one thread is
 measured by its CPU time. At last CONTEXT decoded tokens are computed again, as validators do it.
+``bench.measure.llama_peer`` compares with llama.cpp.
 """
 
 from __future__ import annotations

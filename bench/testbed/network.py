@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,16 @@ from splitup.devnet.network import Devnet, DevnetOptions
 
 DEPOSIT_USDC: Final = 100
 LONG_VRAM: Final = "2.5MB"  # a task holds its KV cache, which grows with the context
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What it took to register a model, and until nodes held it."""
+
+    tasks: int
+    seconds: float
+    cpu_s: float  # of ``splitup-deploy register``
+    held_s: float
 
 
 @asynccontextmanager
@@ -67,9 +79,20 @@ async def run_example(
 
 
 async def put_model(
-    devnet: Devnet, net: SplitUp, model: DemoModel, path: Path | None = None
-) -> None:
+    devnet: Devnet, net: SplitUp, model: DemoModel, path: Path | None = None, *flags: str
+) -> Registered:
     """Register a model, which is fetched without a path; wait until enough nodes hold it."""
     path = path or await asyncio.to_thread(model.find)
-    await register(devnet.directory, path, model)
+    before_s, started = _read_children_s(), time.monotonic()
+    await register(devnet.directory, path, model, *flags)
+    cpu_s, registered = _read_children_s() - before_s, time.monotonic()
     await wait_for_holders(net, devnet.directory, say, model.name)
+    held_s = time.monotonic() - registered
+    tasks = (await net.fetch_model(model.name)).manifest.tasks
+    return Registered(len(tasks), registered - started, cpu_s, held_s)
+
+
+def _read_children_s() -> float:
+    """Return the CPU seconds of all processes that this one has started and that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

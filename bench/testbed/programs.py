@@ -1,14 +1,16 @@
-"""``splitup serve``, as a benchmark uses it."""
+"""Programs of the product, as a benchmark uses them."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from bench.report import say
 from splitup.core.errors import Unavailable
@@ -16,18 +18,17 @@ from splitup.devnet.processes import find_program
 
 
 @asynccontextmanager
-async def run_server(
-    directory: str | Path, model: str, *flags: str
-) -> AsyncIterator[tuple[str, int]]:
-    """Run ``splitup serve`` until the block is left; give its address and process id."""
-    command = ("serve", model, "--port", "0", *flags, "--config", str(directory))
-    process = await asyncio.create_subprocess_exec(find_program("splitup"), *command, stderr=PIPE)
+async def run_service(pattern: str, *command: str | Path) -> AsyncIterator[tuple[str, int]]:
+    """Run ``splitup`` until the block is left; give what it says of its address, and its pid."""
+    process = await asyncio.create_subprocess_exec(
+        find_program("splitup"), *map(str, command), stderr=PIPE
+    )
     assert process.stderr is not None
     try:
         lines = []
         while line := (await process.stderr.readline()).decode(errors="replace"):
             lines.append(line)
-            if found := re.search(r"base URL: (\S+)/v1", line):
+            if found := re.search(pattern, line):
                 break
         else:
             raise Unavailable("".join(lines))
@@ -44,3 +45,25 @@ async def _pass_on(lines: asyncio.StreamReader) -> None:
     """Print what a program says; it would wait for a reader when the pipe is full."""
     async for line in lines:
         say(line.decode(errors="replace").rstrip())
+
+
+@asynccontextmanager
+async def run_server(
+    directory: str | Path, model: str, *flags: str
+) -> AsyncIterator[tuple[str, int]]:
+    """Run ``splitup serve``; give its address and process id."""
+    command = ("serve", model, "--port", "0", *flags, "--config", directory)
+    async with run_service(r"base URL: (\S+)/v1", *command) as server:
+        yield server
+
+
+async def run_json(program: str, *arguments: str | Path) -> dict[str, Any]:
+    """Run a program to its end; return the JSON object that it prints, or raise Unavailable."""
+    process = await asyncio.create_subprocess_exec(
+        *(find_program(program), *map(str, arguments), "--json"), stdout=PIPE, stderr=PIPE
+    )
+    out, err = await process.communicate()
+    if process.returncode:
+        raise Unavailable(err.decode()[-400:])
+    found: dict[str, Any] = json.loads(out)
+    return found

@@ -232,15 +232,15 @@ async def fetch_verified(net: SplitUp, session: Session, receipt: Receipt) -> tu
     )
 
 
-async def register(directory: Path, path: Path, model: DemoModel = EXAMPLE) -> None:
-    """Register a model under its name."""
+async def register(directory: Path, path: Path, model: DemoModel = EXAMPLE, *flags: str) -> None:
+    """Register a model under its name, with further flags of ``splitup-deploy register``."""
     context = () if model.context is None else ("--context", str(model.context))
     price = () if model.price is None else ("--price", model.price)
     await _run_program(
         [
             *(find_program("splitup-deploy"), "register", "--json", path),
             *("--name", model.name, "--target-vram", model.target_vram),
-            *("--chunk", str(model.chunk), *context, *price),
+            *("--chunk", str(model.chunk), *context, *price, *flags),
             *("--config", directory),
         ]
     )

@@ -10,17 +10,16 @@ large: llama.cpp has a softmax for its router, and root mean squares for its lay
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from bench.measure.llama_peer import Peer
 from tests.deploy.checkpoints import TOKENS, Case, iter_shapes
 from tests.deploy.converted import CASES, save_converted
 from tests.deploy.frontends.test_converted import (
@@ -34,8 +33,6 @@ from tests.deploy.reference_program import load_graph
 from tests.deploy.steps import feed
 
 Shapes = Mapping[str, tuple[int, ...]]
-_WINDOW: Final = 1_024  # tokens
-_N_CTX, _N_BATCH, _N_UBATCH = 0, 1, 2  # places in llama_context_params
 
 
 def _change(case: Case, shapes: Shapes, **change: Any) -> Case:
@@ -138,70 +135,6 @@ _CHANGED: Final[dict[str, Callable[[], Case]]] = {
 }
 
 
-class _Parameters(ctypes.Structure):
-    _fields_ = (("values", ctypes.c_uint32 * 64),)  # more than any of its structures has
-
-
-class _Batch(ctypes.Structure):
-    _fields_ = (
-        ("n_tokens", ctypes.c_int32),
-        ("token", ctypes.POINTER(ctypes.c_int32)),
-        ("embd", ctypes.POINTER(ctypes.c_float)),
-        ("pos", ctypes.POINTER(ctypes.c_int32)),
-        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
-        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
-        ("logits", ctypes.POINTER(ctypes.c_int8)),
-    )
-
-
-def _load_peer() -> Any:
-    """Return the C interface that its wheel exports."""
-    found = importlib.util.find_spec("xllamacpp")
-    if found is None or found.origin is None:
-        raise SystemExit("xllamacpp is not installed; see the first lines of this file")
-    (file,) = Path(found.origin).parent.glob("xllamacpp*.so")
-    library = ctypes.PyDLL(str(file))
-    pointer = ctypes.c_void_p
-    for name in ("llama_model_default_params", "llama_context_default_params"):
-        getattr(library, name).restype = _Parameters
-    library.llama_model_load_from_file.restype = pointer
-    library.llama_model_load_from_file.argtypes = [ctypes.c_char_p, _Parameters]
-    library.llama_init_from_model.restype = pointer
-    library.llama_init_from_model.argtypes = [pointer, _Parameters]
-    library.llama_batch_init.restype = _Batch
-    library.llama_batch_init.argtypes = [ctypes.c_int32] * 3
-    library.llama_decode.argtypes = [pointer, _Batch]
-    library.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
-    library.llama_get_logits_ith.argtypes = [pointer, ctypes.c_int32]
-    library.llama_model_get_vocab.restype = pointer
-    library.llama_model_get_vocab.argtypes = [pointer]
-    library.llama_vocab_n_tokens.argtypes = [pointer]
-    return library
-
-
-def compute_in_peer(path: Path, tokens: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return the logits that llama.cpp gives for every token."""
-    library = _load_peer()
-    model = library.llama_model_load_from_file(
-        str(path).encode(), library.llama_model_default_params()
-    )
-    words = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
-    parameters = library.llama_context_default_params()
-    for place in (_N_CTX, _N_BATCH, _N_UBATCH):
-        parameters.values[place] = _WINDOW
-    context = library.llama_init_from_model(model, parameters)
-    batch = library.llama_batch_init(len(tokens), 0, 1)
-    batch.n_tokens = len(tokens)
-    for place, token in enumerate(tokens):
-        batch.token[place], batch.pos[place] = token, place
-        batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
-        batch.logits[place] = True
-    if library.llama_decode(context, batch):
-        raise SystemExit("llama.cpp could not compute the tokens")
-    rows = [library.llama_get_logits_ith(context, place) for place in range(len(tokens))]
-    return np.stack([np.ctypeslib.as_array(row, (words,)).copy() for row in rows])
-
-
 def compare(name: str) -> float:
     """Return the largest difference of a logit, as a share of the largest."""
     case = _CHANGED[name]() if name in _CHANGED else CASES[name]
@@ -209,7 +142,7 @@ def compare(name: str) -> float:
         path = Path(folder) / "m.gguf"
         save_converted(path, name, case)
         ours = feed(load_graph(str(path), SIZES), TOKENS)
-        theirs = compute_in_peer(path, TOKENS)
+        (theirs,) = Peer(path).compute([TOKENS])
     return float(np.abs(ours - theirs).max() / np.abs(ours).max())
 
 
