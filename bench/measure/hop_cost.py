@@ -1,13 +1,12 @@
-"""What a hop costs in Python: calls, files and CPU time of each leg of a step's way.
+"""What a hop costs in Python: calls and files of each leg of a step's way.
 
     python -m bench.measure.hop_cost [STEPS]    # 400
 
 Two nodes' engines and a client's session in one process, over real links and workers; four trivial
 tasks on the nodes in turn. Prints one row for each leg: calls of this project's functions and the
 files that they are in (median and most over the steps; a generator that goes on counts as a call),
-the same up to the moment when the last message of the leg is handed to a socket, all calls with
-those of libraries, and the CPU time with warm caches and after 64 MB have gone through them, as a
-pass over the weights does between two hops.
+the same up to the moment when the last message of the leg is handed to a socket, and all calls with
+those of libraries.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ import functools
 import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -44,7 +42,6 @@ from tests.node.network import Store, TestNode, make_certificate, make_manifest
 
 FLOATS: Final = 2_048  # of a tensor: 8 KiB
 TASKS: Final = 4  # on the two nodes in turn
-FLUSH_BYTES: Final = 64_000_000
 LEGS: Final[dict[str, tuple[type, str]]] = {
     "client out": (Session, "submit"),
     "client, after the send": (InputSender, "_settle"),
@@ -54,7 +51,6 @@ LEGS: Final[dict[str, tuple[type, str]]] = {
     "node, its rates": (StepLoop, "_count"),
     "client in": (Session, "_on_frame"),
 }
-WAYS: Final = ("walks", "warm", "cold")
 _PATHS: Final = tuple(str(ROOT / name) + "/" for name in ("splitup", "node/splitup_node"))
 
 
@@ -71,15 +67,7 @@ class Walk:
         return len({file for file, _ in self.calls})
 
 
-@dataclass(slots=True)
-class Measured:
-    """What was measured of each leg."""
-
-    walks: dict[str, list[Walk]] = field(default_factory=lambda: defaultdict(list))
-    warm_ns: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    cold_ns: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-
-
+Walks = dict[str, list[Walk]]  # by leg
 Observe = Callable[[str, Callable[[], Any]], Any]  # (leg, what runs it)
 
 
@@ -169,51 +157,37 @@ async def open_session(directory: Path, steps: int) -> AsyncIterator[Session]:
         await session.finish()
 
 
-async def measure(steps: int, ways: Sequence[str] = WAYS) -> Measured:
-    """Run steps one after the other, and observe them in these ways in turn."""
-    found, weights = Measured(), np.zeros(FLUSH_BYTES // 8)
-    way = ways[0]
+async def measure(steps: int) -> Walks:
+    """Run steps one after the other, and observe them."""
+    found: Walks = defaultdict(list)
 
     def observe(leg: str, run: Callable[[], Any]) -> Any:
-        if way == "walks":
-            result, walk = trace_calls(run)
-            found.walks[leg].append(walk)
-            return result
-        if way == "cold":
-            weights.sum()
-        began = time.thread_time_ns()
-        result = run()
-        times = found.cold_ns if way == "cold" else found.warm_ns
-        times[leg].append(time.thread_time_ns() - began)
+        result, walk = trace_calls(run)
+        found[leg].append(walk)
         return result
 
     x = np.random.default_rng(1).random(FLOATS, np.float32)
     with tempfile.TemporaryDirectory(prefix="splitup-bench-") as name, observing(observe):
         async with open_session(Path(name), steps) as session:
-            for step in range(steps):
-                way = ways[step % len(ways)]
+            for _ in range(steps):
                 await session.step({"x": x})
     return found
 
 
-def describe(found: Measured) -> str:
+def describe(found: Walks) -> str:
     """Return the table."""
     rows = [
-        "| leg | calls, median (most) | files | until sent | all calls | warm, µs | cold, µs |",
-        "|---|---|---|---|---|---|---|",
+        "| leg | calls, median (most) | files | until sent | all calls |",
+        "|---|---|---|---|---|",
     ]
     for leg in LEGS:
-        walks = found.walks[leg]
+        walks = found[leg]
         calls, files = [len(walk.calls) for walk in walks], [walk.files for walk in walks]
         sent = statistics.median(walk.sent for walk in walks)
         everything = statistics.median(walk.all_calls for walk in walks)
-        warm, cold = (
-            statistics.median(times[leg]) / 1000 for times in (found.warm_ns, found.cold_ns)
-        )
         rows.append(
             f"| {leg} | {statistics.median(calls):g} ({max(calls)}) "
-            f"| {statistics.median(files):g} ({max(files)}) | {sent:g} | {everything:g} "
-            f"| {warm:.0f} | {cold:.0f} |"
+            f"| {statistics.median(files):g} ({max(files)}) | {sent:g} | {everything:g} |"
         )
     return "\n".join(rows)
 

@@ -1,16 +1,11 @@
 """Compare predicted and real memory and time of a cut model's tasks, and the cost of cutting.
 
-    python -m bench.measure.prediction MODEL [--target-vram SIZE] [--chunk N] [--rounds N]
-
-Progress goes to stderr, a JSON object to stdout. In each round the tasks and the uncut model run
-one after another, with all rows of the chunk, in one process on its device. Exit code 1 when a
-task's memory is not within 10 % of the prediction.
+In each round the tasks and the uncut model run one after another, with all rows of the chunk, in
+one process on its device. ``python -m bench compile`` does so.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -18,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from splitup_deploy.cutting.build import CompiledModel, build, parse_size
+from splitup_deploy.cutting.build import CompiledModel, build
 from splitup_deploy.cutting.partition import find_regions
 from splitup_deploy.cutting.timing import CARD, PROCESSOR, Clock
 from splitup_deploy.frontends.source_model import Sizes
@@ -26,13 +21,10 @@ from splitup_deploy.uncut_model import load_reference
 
 from bench.report import say
 from splitup.backend.runtime import State, TaskProgram, describe_device
-from splitup.core.errors import SplitUpError
 from splitup.core.tensors import TensorSpec
 from splitup.graph.manifest import get_task_key, get_weights_key
 from splitup.graph.rules import load_graph
 
-MEMORY_BAR: Final = 0.1
-ROUNDS: Final = 9
 CLOCK_READINGS: Final = 101
 
 
@@ -139,11 +131,9 @@ def compute_overhead(tasks: Sequence[Measured], whole: Measured) -> float:
     return float(statistics.median(ratios) - 1)
 
 
-def run_bench(
-    model: str, target_bytes: int, chunk: int | None = None, rounds: int = ROUNDS
-) -> dict[str, Any]:
+def run_bench(model: str, target_bytes: int, chunk: int, rounds: int) -> dict[str, Any]:
     """Compile, run, compare."""
-    sizes = Sizes() if chunk is None else Sizes(chunk=chunk)
+    sizes = Sizes(chunk=chunk)
     compiled = build(model, target_bytes, sizes=sizes)
     manifest = compiled.manifest
     say(f"{len(manifest.tasks)} tasks of {model} at {target_bytes} bytes")
@@ -175,25 +165,3 @@ def _describe(row: Measured) -> str:
         f" {100 * row.excess:+6.2f} %  predicted {row.predicted_ps / 1e6:10.1f} us"
         f" measured {1e6 * min(row.seconds):10.1f} us"
     )
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.measure.prediction")
-    parser.add_argument("model")
-    parser.add_argument("--target-vram", default="12GB")
-    parser.add_argument("--chunk", type=int, help="rows of a step")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    options = parser.parse_args()
-    try:
-        target = parse_size(options.target_vram)
-        report = run_bench(options.model, target, options.chunk, options.rounds)
-    except SplitUpError as error:
-        raise SystemExit(f"error: {error}") from None
-    print(json.dumps(report, indent=2))
-    if max(map(abs, report["memory_excess"].values())) > MEMORY_BAR:
-        raise SystemExit(1)
-
-
-if __name__ == "__main__":
-    main()

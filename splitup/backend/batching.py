@@ -26,6 +26,8 @@ from tinygrad.dtype import AddrSpace, InvalidType
 from tinygrad.uop.ops import Ops, UOp
 
 from splitup.backend.compiler.lowering import Lowered
+from splitup.cpu.kernel_parts import get_store
+from splitup.cpu.loop_indices import NoMatch, is_buffer, refuse_if
 from splitup.graph.ir import Dims
 from splitup.graph.memory import get_stride
 from splitup.graph.rules import CheckedGraph
@@ -41,10 +43,6 @@ class Rows:
 
 # A buffer without rows is the same for all executions, an execution's state, or its own.
 BufferKind = Rows | Literal["common", "state", "own"]
-
-
-class _NoMatch(Exception):
-    """The kernel has a form that the analysis does not understand."""
 
 
 def find_kinds(graph: CheckedGraph, lowered: Lowered) -> dict[UOp, BufferKind]:
@@ -76,35 +74,25 @@ def classify_kernel(sink: UOp, buffers: Sequence[UOp], kinds: dict[UOp, BufferKi
 
     ``buffers`` are its arguments by slot. Call it for kernels in the order in which they run.
     """
-    params = [uop for uop in sink.toposort() if _is_buffer(uop)]
+    params = [uop for uop in sink.toposort() if is_buffer(uop)]
     missing = {buffers[param.arg.slot] for param in params} - set(kinds)
     try:
         target, loops = _get_store(sink)
-        if missing - {buffers[target.src[0].arg.slot]}:
-            raise _NoMatch
+        refuse_if(missing - {buffers[target.src[0].arg.slot]})
         if missing:
             others = [kinds[b] for p in params if (b := buffers[p.arg.slot]) not in missing]
             kinds[missing.pop()] = _infer_kind(target, loops, others)
         return _is_shared(sink, {p: kinds[buffers[p.arg.slot]] for p in params}, loops)
-    except _NoMatch:
+    except NoMatch:
         kinds |= dict.fromkeys(missing, "own")
         return False
 
 
-def _is_buffer(uop: UOp) -> bool:
-    return uop.op is Ops.PARAM and uop.addrspace is not AddrSpace.ALU
-
-
-def _get_store(sink: UOp) -> tuple[UOp, tuple[UOp, ...]]:
+def _get_store(sink: UOp) -> tuple[UOp, list[UOp]]:
     """Return where a kernel writes, and its loops."""
-    if sink.op is not Ops.SINK or len(sink.src) != 1 or sink.src[0].op is not Ops.END:
-        raise _NoMatch
-    store, *loops = sink.src[0].src
-    if store.op is not Ops.STORE or store.src[0].op is not Ops.INDEX:
-        raise _NoMatch
-    if not _is_buffer(store.src[0].src[0]) or any(loop.op is not Ops.RANGE for loop in loops):
-        raise _NoMatch
-    return store.src[0], tuple(loops)
+    store, loops = get_store(sink)
+    refuse_if(sink.src[0].op is not Ops.END or any(loop.op is not Ops.RANGE for loop in loops))
+    return store.src[0], loops
 
 
 def _infer_kind(target: UOp, loops: Sequence[UOp], others: Iterable[BufferKind]) -> BufferKind:
@@ -154,13 +142,12 @@ def _is_symbol(uop: UOp) -> bool:
 
 
 def _get_symbol(loop: UOp) -> str:
-    if not _is_symbol(loop.src[0]):
-        raise _NoMatch
+    refuse_if(not _is_symbol(loop.src[0]))
     return str(loop.src[0].expr)
 
 
 def _get_factor(index: UOp, row: UOp) -> int:
-    """Return the distance of an index from one row to the next; _NoMatch if it varies."""
+    """Return the distance of an index from one row to the next; NoMatch if it varies."""
     if index is row:
         return 1
     if index.op is Ops.ADD:
@@ -171,8 +158,7 @@ def _get_factor(index: UOp, row: UOp) -> int:
         _, chosen, other = index.src
         if other.op is Ops.CONST and isinstance(other.arg, InvalidType):  # a guarded load
             return _get_factor(chosen, row)
-    if not _is_free(index, row):
-        raise _NoMatch
+    refuse_if(not _is_free(index, row))
     return 0
 
 

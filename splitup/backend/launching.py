@@ -21,9 +21,10 @@ from splitup.backend.buffers import DRIVER_TURN
 from splitup.backend.compiler.launch_sizes import compute_sizes
 from splitup.backend.compiler.row_sums import is_for_tiles
 from splitup.backend.compiler.schedule import Executable, Launch, Place
-from splitup.backend.native_code import NativeCode, NativeKernel, StateCopies
 from splitup.cpu import kernel_sequence
+from splitup.cpu.cache_writes import Copies
 from splitup.cpu.kernel_sequence import LaunchFunction, Native, Parts
+from splitup.cpu.native_kernels import NativeKernel, bind_kernel
 
 Argument: TypeAlias = "Buffer | tuple[int, int]"  # the pair stands for (old or new, state)
 # other code generators assume that a buffer begins at a multiple of 16 bytes
@@ -34,7 +35,7 @@ class States(NamedTuple):
     """Both copies of an execution's state tensors; ``parity`` says which are the old ones."""
 
     pair: tuple[list[Buffer], list[Buffer]]
-    copies: StateCopies | None
+    copies: Copies
     parity: int
 
     def get(self, argument: tuple[int, int]) -> Buffer:
@@ -173,7 +174,6 @@ class NativeCall:
         "_arguments",
         "_device",
         "_kernel",
-        "_native",
         "_places",
         "_rows",
         "_threads",
@@ -182,7 +182,6 @@ class NativeCall:
 
     def __init__(
         self,
-        native: NativeCode,
         kernel: NativeKernel,
         device: str,
         arguments: Sequence[Argument],
@@ -190,7 +189,7 @@ class NativeCall:
         rows: Mapping[str, ctypes.c_uint64],
         threads: int,
     ) -> None:
-        self._native, self._kernel, self._device = native, kernel, device
+        self._kernel, self._device = kernel, device
         self._arguments, self._places, self._rows = arguments, launch.places, rows
         self._threads = threads
         self.updated = launch.places[0].index if launch.kind == "state update" else None
@@ -202,7 +201,7 @@ class NativeCall:
     def bind(self, states: States) -> Bound:
         addresses = [raw.va_addr for raw in _resolve(self._device, self._arguments, states)]
         state = (states.copies, self.updated or 0, states.parity)
-        bound = self._native.bind_kernel(self._kernel, addresses, self._rows, self._threads, state)
+        bound = bind_kernel(self._kernel, addresses, self._rows, self._threads, state)
         parts = [Native(*native) for native in bound.natives]
         return Bound(bound, parts, _list_cells(bound.addresses, self._places))
 

@@ -54,12 +54,13 @@ from splitup.backend.launching import (
     load_executable,
 )
 from splitup.backend.merging import MergedSteps, StepLaunches
-from splitup.backend.native_code import find_native_code
 from splitup.backend.weights import load_weights, open_weights
 from splitup.core import tuning
 from splitup.core.codec import MAX_SAFE_INTEGER, compute_digest
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import TensorSpec
+from splitup.cpu.cache_writes import Copies
+from splitup.cpu.native_kernels import count_threads
 from splitup.graph.cost import check_memory, compute_state_bytes, compute_vram_bytes
 from splitup.graph.gates import check_gate
 from splitup.graph.memory import round_up
@@ -116,8 +117,7 @@ class State:
         self._program: TaskProgram | None = program
         self._buffers = buffers
         self._parity = 0
-        native = program._native
-        self._copies = None if native is None else native.make_copies(len(buffers[0]))
+        self._copies = Copies(len(buffers[0]))
         bound = [program._bind(States(buffers, self._copies, parity)) for parity in (0, 1)]
         self._launches = tuple(join_launches(row, program._threads) for row in bound)
         self._apart = tuple([one.launch for one in row] for row in bound)  # one by one, in a batch
@@ -129,7 +129,6 @@ class State:
         """Make all of it zeros again; each state is a cache that native code writes by rows."""
         assert self._program is not None
         for index, spec in enumerate(self._program.states):
-            assert self._copies is not None
             for copy, rows in enumerate(self._copies.pop_ends(index)):
                 view = self._buffers[copy][index].as_memoryview(force_zero_copy=True).cast("B")
                 used = rows * (spec.nbytes // spec.shape[0])
@@ -170,7 +169,7 @@ class TaskProgram:
         load = functools.partial(load_checked, graph_bytes, self.device, memory_bytes, gate)
         graph = None if is_foreign else load()
         if kernels is not None:
-            schedule = decode_schedule(kernels, find_native_code(self.device))
+            schedule = decode_schedule(kernels)
         elif graph is not None:
             schedule = compile_once(graph, self.device)
         else:
@@ -199,10 +198,10 @@ class TaskProgram:
         program.task_id = compute_digest(graph.to_bytes())
         program.device = program._report.device
         if kernels is not None:
-            schedule = decode_schedule(kernels, find_native_code(program.device))
+            schedule = decode_schedule(kernels)
         else:
             schedule = compile_once(graph, program.device, uses_native_code=uses_native_code)
-        program._start(graph, schedule, get_bytes, uses_native_code)
+        program._start(graph, schedule, get_bytes)
         return program
 
     def _start(
@@ -210,7 +209,6 @@ class TaskProgram:
         graph: CheckedGraph,
         schedule: Schedule,
         get_bytes: Callable[[str], memoryview],
-        uses_native_code: bool = True,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.inputs: tuple[TensorSpec, ...] = graph.inputs
@@ -223,7 +221,6 @@ class TaskProgram:
         self.states: tuple[TensorSpec, ...] = graph.states
         self.state_bytes = compute_state_bytes(graph)
         self.vram_bytes = compute_vram_bytes(graph)
-        self._native = find_native_code(self.device) if uses_native_code else None
         self._turn = contextlib.nullcontext() if self.device == "CPU" else DRIVER_TURN
         _check_schedule(schedule, self.vram_bytes)
         self._buffers: dict[Role, list[Buffer]] = {
@@ -235,7 +232,7 @@ class TaskProgram:
         load_weights(graph.weights, get_bytes, self._buffers["weight"], on_progress)
         self._calls = self._prepare(schedule)
         on_progress()
-        nothing = States(([], []), None, 0)
+        nothing = States(([], []), Copies(0), 0)
         self._shared = [
             call.bind(nothing)._replace(cells=[]) if launch.is_shared else None  # never moved
             for call, launch in zip(self._calls, schedule.launches, strict=True)
@@ -479,21 +476,17 @@ class TaskProgram:
     def _prepare(self, schedule: Schedule) -> list[Call]:
         """Load the machine code; returns the kernels in order with the buffers they take."""
         runtimes = [load_executable(self.device, item) for item in schedule.executables]
-        if self._native is not None:
-            kernels = [
-                schedule.natives[one.index] for one in schedule.launches if one.kind != "executable"
-            ]
-            self._threads = self._native.count_threads(kernels, self._threads)
+        kernels = [
+            schedule.natives[one.index] for one in schedule.launches if one.kind != "executable"
+        ]
+        self._threads = count_threads(kernels, self._threads)
         calls: list[Call] = []
         for launch in schedule.launches:
             arguments = [self._get_argument(place) for place in launch.places]
             rows = self._total if launch.is_shared else self._rows
             if launch.kind != "executable":
-                assert self._native is not None
                 kernel = schedule.natives[launch.index]
-                call: Call = NativeCall(
-                    self._native, kernel, self.device, arguments, launch, rows, self._threads
-                )
+                call: Call = NativeCall(kernel, self.device, arguments, launch, rows, self._threads)
             else:
                 executable = schedule.executables[launch.index]
                 runtime = runtimes[launch.index]

@@ -7,10 +7,9 @@ Registers are numbers as in the encoding (rax 0 … r15 15, ymm0 … ymm15). A m
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,7 +26,7 @@ _JUMPS: Final = {
 }
 _MOVES: Final = {"l": 0x4C, "g": 0x4F}
 _MAP_0F, _MAP_0F38, _MAP_0F3A = 1, 2, 3
-_NONE, _66, _F3 = 0, 1, 2
+_NONE, _66, _F3, _F2 = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,41 @@ class Mem:
 
     base: int
     offset: int = 0
+
+
+# ---- families of instructions ------------------------------------------------------------------
+
+_OfRegister = Callable[["Assembler", int, Mem | int], None]
+_OfTwo = Callable[["Assembler", int, int, Mem | int], None]
+
+
+def _of_register(opcode: int) -> _OfRegister:
+    return lambda asm, reg, source: asm._plain(opcode, reg, source)
+
+
+def _with_const(opcode: int, digit: int) -> Callable[[Assembler, int, int], None]:
+    def emit(asm: Assembler, reg: int, value: int) -> None:
+        asm._plain(opcode, digit, reg)
+        asm.code += struct.pack("<i", value)
+
+    return emit
+
+
+def _of_one(opcode: int, table: int, prefix: int, *, wide: bool = True) -> _OfRegister:
+    """Return what emits a vector instruction of a register, and of memory or another register."""
+    return lambda asm, reg, source: asm._vex(opcode, table, prefix, reg, 0, source, wide)
+
+
+def _of_two(
+    opcode: int, table: int, prefix: int, rest: Sequence[int] = (), *, wide: bool = True
+) -> _OfTwo:
+    """Return what emits a vector instruction with ``reg``, ``first`` and ``second``."""
+
+    def emit(asm: Assembler, reg: int, first: int, second: Mem | int) -> None:
+        asm._vex(opcode, table, prefix, reg, first, second, wide)
+        asm.code += bytes(rest)
+
+    return emit
 
 
 @dataclass(slots=True)
@@ -61,6 +95,28 @@ class Assembler:
         """Jump always, if less or not less (signed: "jl", "jge"), if zero or not ("jz", "jnz")."""
         self.code += _JUMPS[kind] + bytes(4)
         self.jumps.append((len(self.code) - 4, label))
+
+    def jump_if(self, reg: int, kind: str, value: int, label: str) -> None:
+        """Jump by comparing a register with a number of 32 bits."""
+        self.compare_const(reg, value)
+        self.jump(kind, label)
+
+    def count_down(self, reg: int, label: str) -> None:
+        """Subtract 1, and jump unless the result is 0."""
+        self.add_const(reg, -1)
+        self.jump("jnz", label)
+
+    @contextmanager
+    def save(self, registers: Sequence[int], *, has_vectors: bool = True) -> Iterator[None]:
+        """Emit a function whose body, which the block emits, may change these registers."""
+        for register in registers:
+            self.push(register)
+        yield
+        if has_vectors:
+            self.forget_upper_halves()
+        for register in reversed(registers):
+            self.pop(register)
+        self.ret()
 
     # ---- general registers ---------------------------------------------------------------------
 
@@ -93,55 +149,31 @@ class Assembler:
         self.code += b"\xf0"
         self._plain(0xFF, 0, target)
 
-    def load(self, reg: int, source: Mem | int) -> None:
-        """Move 64 bits from memory or a register."""
-        self._plain(0x8B, reg, source)
-
-    def store(self, target: Mem, reg: int) -> None:
-        """Move 64 bits to memory."""
-        self._plain(0x89, reg, target)
-
-    def add(self, reg: int, source: Mem | int) -> None:
-        """Add 64 bits from memory or a register."""
-        self._plain(0x03, reg, source)
-
-    def subtract(self, reg: int, source: int) -> None:
-        """Subtract the 64 bits of a register."""
-        self._plain(0x2B, reg, source)
-
-    def compare(self, reg: int, source: int) -> None:
-        """Set the flags as subtracting a register would."""
-        self._plain(0x3B, reg, source)
-
     def add_const(self, reg: int, value: int) -> None:
         """Add a number of 32 bits; sets the flags."""
         if value:
-            self._plain(0x81, 0, reg)
-            self.code += struct.pack("<i", value)
+            self._add_const(reg, value)
 
-    def compare_const(self, reg: int, value: int) -> None:
-        """Set the flags as subtracting a number of 32 bits would."""
-        self._plain(0x81, 7, reg)
-        self.code += struct.pack("<i", value)
-
-    def set_const(self, reg: int, value: int) -> None:
-        """Set a register to a number of 31 bits."""
-        self._plain(0xC7, 0, reg)
-        self.code += struct.pack("<i", value)
-
-    def load_int32(self, reg: int, source: Mem) -> None:
-        """Load an int32 as 64 bits, with its sign."""
-        self._plain(0x63, reg, source)
-
-    def and_const(self, reg: int, value: int) -> None:
-        """Keep the bits of a number of 31 bits."""
-        self._plain(0x81, 4, reg)
-        self.code += struct.pack("<i", value)
+    _add_const = _with_const(0x81, 0)
+    compare_const = _with_const(0x81, 7)  # set the flags as subtracting would
+    and_const = _with_const(0x81, 4)  # keep the bits of a number of 31 bits
+    set_const = _with_const(0xC7, 0)  # to a number of 31 bits
 
     def multiply_const(self, reg: int, value: int) -> None:
         """Multiply by a number of 32 bits."""
         self._plain(0x69, reg, reg)
         self.code += struct.pack("<i", value)
+
+    # 64 bits of a register, and of memory or another register
+    load = _of_register(0x8B)
+    add = _of_register(0x03)
+    subtract = _of_register(0x2B)
+    compare = _of_register(0x3B)  # set the flags as subtracting would
+    load_int32 = _of_register(0x63)  # an int32 with its sign
+
+    def store(self, target: Mem, reg: int) -> None:
+        """Move 64 bits to memory."""
+        self._plain(0x89, reg, target)
 
     def load_address(self, reg: int, label: str) -> None:
         """Load the address of a label."""
@@ -200,174 +232,24 @@ class Assembler:
         """Set all lanes to +0.0."""
         self._vex(0x57, _MAP_0F, _NONE, reg, reg, reg, True)
 
-    def load_vector(self, reg: int, source: Mem) -> None:
-        """Load 8 float32."""
-        self._vex(0x10, _MAP_0F, _NONE, reg, 0, source, True)
-
-    def store_vector(self, reg: int, target: Mem) -> None:
-        """Store 8 float32."""
-        self._vex(0x11, _MAP_0F, _NONE, reg, 0, target, True)
-
-    def store_half_vector(self, reg: int, target: Mem) -> None:
-        """Store the lower 4 float32."""
-        self._vex(0x11, _MAP_0F, _NONE, reg, 0, target, False)
-
-    def store_scalar(self, reg: int, target: Mem) -> None:
-        """Store the lowest float32."""
-        self._vex(0x11, _MAP_0F, _F3, reg, 0, target, False)
-
-    def broadcast(self, reg: int, source: Mem) -> None:
-        """Load a float32 into all lanes."""
-        self._vex(0x18, _MAP_0F38, _66, reg, 0, source, True)
-
-    def broadcast_8(self, reg: int, source: Mem) -> None:
-        """Load 8 bits into the lower sixteen places of 8 bits."""
-        self._vex(0x78, _MAP_0F38, _66, reg, 0, source, False)
-
-    def broadcast_16(self, reg: int, source: Mem) -> None:
-        """Load 16 bits into the lower eight places of 16 bits."""
-        self._vex(0x79, _MAP_0F38, _66, reg, 0, source, False)
-
-    def widen_half(self, reg: int, source: Mem | int) -> None:
-        """Convert 8 float16 from memory or a register to float32."""
-        self._vex(0x13, _MAP_0F38, _66, reg, 0, source, True)
-
-    def widen_int8(self, reg: int, source: Mem | int) -> None:
-        """Convert 8 int8 from memory or a register to int32."""
-        self._vex(0x21, _MAP_0F38, _66, reg, 0, source, True)
-
-    def widen_uint8(self, reg: int, source: Mem | int) -> None:
-        """Convert 8 uint8 from memory or a register to int32."""
-        self._vex(0x31, _MAP_0F38, _66, reg, 0, source, True)
-
-    def widen_uint16(self, reg: int, source: Mem) -> None:
-        """Load 8 uint16 as int32."""
-        self._vex(0x33, _MAP_0F38, _66, reg, 0, source, True)
-
     def shift_left(self, reg: int, source: int, bits: int) -> None:
         """Shift 8 int32 left."""
         self._vex(0x72, _MAP_0F, _66, 6, reg, source, True)
         self.code.append(bits)
-
-    def shift_lanes_left(self, reg: int, source: int, bits: Mem) -> None:
-        """Shift each of 8 int32 left by a number of its own."""
-        self._vex(0x47, _MAP_0F38, _66, reg, source, bits, True)
-
-    def shift_lanes_right(self, reg: int, source: int, bits: Mem) -> None:
-        """Shift each of 8 uint32 right by a number of its own."""
-        self._vex(0x45, _MAP_0F38, _66, reg, source, bits, True)
-
-    def shift_lanes_right_signed(self, reg: int, source: int, bits: Mem) -> None:
-        """Shift each of 8 int32 right by a number of its own, with its sign."""
-        self._vex(0x46, _MAP_0F38, _66, reg, source, bits, True)
-
-    def mask(self, reg: int, first: int, second: Mem | int) -> None:
-        """Combine all bits by AND."""
-        self._vex(0xDB, _MAP_0F, _66, reg, first, second, True)
-
-    def combine(self, reg: int, first: int, second: Mem | int) -> None:
-        """Combine all bits by OR."""
-        self._vex(0xEB, _MAP_0F, _66, reg, first, second, True)
-
-    def permute(self, reg: int, index: int, source: Mem) -> None:
-        """Load those of 8 float32 that the lowest three bits of 8 int32 name."""
-        self._vex(0x16, _MAP_0F38, _66, reg, index, source, True)
 
     def blend(self, reg: int, first: int, second: int, signs: int) -> None:
         """Take the lanes of ``second`` whose sign is set, and the others of ``first``."""
         self._vex(0x4A, _MAP_0F3A, _66, reg, first, second, True)
         self.code.append(signs << 4)
 
-    def differ(self, reg: int, first: int, second: Mem | int) -> None:
-        """Combine all bits by XOR."""
-        self._vex(0xEF, _MAP_0F, _66, reg, first, second, True)
-
     def arrange(self, reg: int, source: int, lanes: int) -> None:
         """Load in each half the lanes that two bits each of ``lanes`` name, the lowest first."""
         self._vex(0x04, _MAP_0F3A, _66, reg, 0, source, True)
         self.code.append(lanes)
 
-    def compare_int32(self, reg: int, first: int, second: Mem | int) -> None:
-        """Set all bits of those of 8 int32 that are equal, and clear the others."""
-        self._vex(0x76, _MAP_0F, _66, reg, first, second, True)
-
-    def is_greater_int32(self, reg: int, first: int, second: Mem | int) -> None:
-        """Set all bits of those of 8 int32 where ``first`` is greater, and clear the others."""
-        self._vex(0x66, _MAP_0F, _66, reg, first, second, True)
-
-    def is_less(self, reg: int, first: int, second: Mem | int) -> None:
-        """Set all bits of those of 8 float32 where ``first`` is less; NaN never is."""
-        self._vex(0xC2, _MAP_0F, _NONE, reg, first, second, True)
-        self.code.append(0x11)
-
-    def is_not(self, reg: int, first: int, second: Mem | int) -> None:
-        """Set all bits of those of 8 float32 that are not equal; NaN is equal to nothing."""
-        self._vex(0xC2, _MAP_0F, _NONE, reg, first, second, True)
-        self.code.append(0x04)
-
-    def get_signs(self, reg: int, source: int) -> None:
-        """Move the highest bits of 8 lanes to a general register."""
-        self._vex(0x50, _MAP_0F, _NONE, reg, 0, source, True)
-
     def test_bits(self, source: int) -> None:
         """Set the flags to zero if no bit is set."""
         self._vex(0x17, _MAP_0F38, _66, source, 0, source, True)
-
-    def convert_int32(self, reg: int, source: int) -> None:
-        """Convert 8 int32 to float32."""
-        self._vex(0x5B, _MAP_0F, _NONE, reg, 0, source, True)
-
-    def truncate(self, reg: int, source: int) -> None:
-        """Convert 8 float32 to int32, towards zero."""
-        self._vex(0x5B, _MAP_0F, _F3, reg, 0, source, True)
-
-    def add_int32(self, reg: int, first: int, second: Mem | int) -> None:
-        """Add 8 int32, which wrap."""
-        self._vex(0xFE, _MAP_0F, _66, reg, first, second, True)
-
-    def multiply_int32(self, reg: int, first: int, second: Mem | int) -> None:
-        """Multiply 8 int32, which wrap."""
-        self._vex(0x40, _MAP_0F38, _66, reg, first, second, True)
-
-    def subtract_floats(self, reg: int, first: int, second: Mem | int) -> None:
-        """Subtract 8 float32."""
-        self._vex(0x5C, _MAP_0F, _NONE, reg, first, second, True)
-
-    def divide(self, reg: int, first: int, second: Mem | int) -> None:
-        """Divide 8 float32."""
-        self._vex(0x5E, _MAP_0F, _NONE, reg, first, second, True)
-
-    def square_root(self, reg: int, source: int) -> None:
-        """Take the square roots of 8 float32."""
-        self._vex(0x51, _MAP_0F, _NONE, reg, 0, source, True)
-
-    def take_greater(self, reg: int, first: int, second: Mem | int) -> None:
-        """Take ``first`` in those of 8 float32 where it is greater, elsewhere ``second``."""
-        self._vex(0x5F, _MAP_0F, _NONE, reg, first, second, True)
-
-    def add_floats(self, reg: int, first: int, second: Mem | int) -> None:
-        """Add 8 float32."""
-        self._vex(0x58, _MAP_0F, _NONE, reg, first, second, True)
-
-    def add_scalar(self, reg: int, first: int, second: Mem) -> None:
-        """Add the lowest float32; the others of the first four become those of ``first``."""
-        self._vex(0x58, _MAP_0F, _F3, reg, first, second, False)
-
-    def multiply(self, reg: int, first: int, second: Mem | int) -> None:
-        """Multiply 8 float32."""
-        self._vex(0x59, _MAP_0F, _NONE, reg, first, second, True)
-
-    def multiply_add(self, reg: int, first: int, second: Mem | int) -> None:
-        """Add to ``reg`` the product of 8 float32, rounded once (VFMADD231PS)."""
-        self._vex(0xB8, _MAP_0F38, _66, reg, first, second, True)
-
-    def add_half_vectors(self, reg: int, first: int, second: int) -> None:
-        """Add the lower 4 float32."""
-        self._vex(0x58, _MAP_0F, _NONE, reg, first, second, False)
-
-    def add_pairs(self, reg: int, first: int, second: int) -> None:
-        """Add neighbouring lanes: in each half two sums of ``first``, then two of ``second``."""
-        self._vex(0x7C, _MAP_0F, 3, reg, first, second, True)
 
     def get_upper_half(self, reg: int, source: int) -> None:
         """Move the upper 4 float32 of ``source`` to the lower 4 of ``reg``."""
@@ -378,15 +260,48 @@ class Assembler:
         """VZEROUPPER, which the ABI wants before a return from code with 256-bit vectors."""
         self.code += b"\xc5\xf8\x77"
 
+    # from or to memory; some also from a register
+    load_vector = _of_one(0x10, _MAP_0F, _NONE)  # 8 float32
+    store_vector = _of_one(0x11, _MAP_0F, _NONE)  # 8 float32
+    store_half_vector = _of_one(0x11, _MAP_0F, _NONE, wide=False)  # the lower 4 float32
+    store_scalar = _of_one(0x11, _MAP_0F, _F3, wide=False)  # the lowest float32
+    broadcast = _of_one(0x18, _MAP_0F38, _66)  # a float32 into all lanes
+    broadcast_8 = _of_one(0x78, _MAP_0F38, _66, wide=False)  # 8 bits into the lower 16 places
+    broadcast_16 = _of_one(0x79, _MAP_0F38, _66, wide=False)  # 16 bits into the lower 8 places
+    widen_half = _of_one(0x13, _MAP_0F38, _66)  # 8 float16 to float32
+    widen_int8 = _of_one(0x21, _MAP_0F38, _66)  # 8 int8 to int32
+    widen_uint8 = _of_one(0x31, _MAP_0F38, _66)  # 8 uint8 to int32
+    widen_uint16 = _of_one(0x33, _MAP_0F38, _66)  # 8 uint16 to int32
+    get_signs = _of_one(0x50, _MAP_0F, _NONE)  # of 8 lanes, to a general register
+    convert_int32 = _of_one(0x5B, _MAP_0F, _NONE)  # 8 int32 to float32
+    truncate = _of_one(0x5B, _MAP_0F, _F3)  # 8 float32 to int32, towards zero
+    square_root = _of_one(0x51, _MAP_0F, _NONE)  # of 8 float32
 
-class MachineCode:
-    """Machine code in executable memory, callable while this object lives."""
+    # all bits; a comparison sets those of a lane, or clears them
+    mask = _of_two(0xDB, _MAP_0F, _66)  # AND
+    combine = _of_two(0xEB, _MAP_0F, _66)  # OR
+    differ = _of_two(0xEF, _MAP_0F, _66)  # XOR
+    compare_int32 = _of_two(0x76, _MAP_0F, _66)  # equal
+    is_greater_int32 = _of_two(0x66, _MAP_0F, _66)  # ``first`` is greater
+    is_less = _of_two(0xC2, _MAP_0F, _NONE, (0x11,))  # ``first`` is less, of float32; NaN never is
+    is_not = _of_two(0xC2, _MAP_0F, _NONE, (0x04,))  # not equal, of float32; NaN is equal to none
 
-    __slots__ = ("_memory", "address", "function")
+    # 8 int32, which wrap; each is shifted by a number of its own
+    add_int32 = _of_two(0xFE, _MAP_0F, _66)
+    multiply_int32 = _of_two(0x40, _MAP_0F38, _66)
+    shift_lanes_left = _of_two(0x47, _MAP_0F38, _66)
+    shift_lanes_right = _of_two(0x45, _MAP_0F38, _66)  # without a sign
+    shift_lanes_right_signed = _of_two(0x46, _MAP_0F38, _66)
 
-    def __init__(self, code: bytes) -> None:
-        rights = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
-        self._memory = mmap.mmap(-1, len(code), prot=rights)
-        self._memory.write(code)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self.function: Callable[..., None] = ctypes.CFUNCTYPE(None)(self.address)
+    # 8 float32
+    permute = _of_two(0x16, _MAP_0F38, _66)  # those that the lowest 3 bits of ``first`` name
+    add_floats = _of_two(0x58, _MAP_0F, _NONE)
+    subtract_floats = _of_two(0x5C, _MAP_0F, _NONE)
+    multiply = _of_two(0x59, _MAP_0F, _NONE)
+    divide = _of_two(0x5E, _MAP_0F, _NONE)
+    take_greater = _of_two(0x5F, _MAP_0F, _NONE)  # ``first`` if it is greater, else ``second``
+    multiply_add = _of_two(0xB8, _MAP_0F38, _66)  # to ``reg``, rounded once (VFMADD231PS)
+    add_scalar = _of_two(0x58, _MAP_0F, _F3, wide=False)  # the lowest; the next 3 are ``first``'s
+    add_half_vectors = _of_two(0x58, _MAP_0F, _NONE, wide=False)  # the lower 4
+    # neighbouring lanes: in each half two sums of ``first``, then two of ``second``
+    add_pairs = _of_two(0x7C, _MAP_0F, _F2)

@@ -15,12 +15,11 @@ the range in which two copies differ does not depend on which of them is the old
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from splitup.core.tensors import ITEM_BYTES
 from splitup.cpu.assembler import (
@@ -40,9 +39,10 @@ from splitup.cpu.assembler import (
     RDX,
     RSI,
     Assembler,
-    MachineCode,
     Mem,
 )
+from splitup.cpu.loop_indices import NoMatch, refuse_if
+from splitup.cpu.machine_code import BoundCode, load_code
 from splitup.graph.ir import Node
 from splitup.graph.memory import get_stride
 from splitup.graph.rules import CheckedGraph
@@ -50,11 +50,10 @@ from splitup.graph.rules import CheckedGraph
 VECTOR_BYTES: Final = 32
 UNROLLED: Final = 8  # vectors at most in one turn of a loop
 INT_BYTES: Final = 4
-ARGUMENTS: Final = (  # 64 bits each; the first four are ``OPERANDS``
+ARGUMENTS: Final = (  # 64 bits each
     *("new", "old", "fresh", "layout", "differing", "end of old", "end of new"),
     *("address of rows", "zero", "context", "most"),
 )
-OPERANDS: Final = 4
 _OFFSETS: Final = {name: 8 * place for place, name in enumerate(ARGUMENTS)}
 _NO_ROWS: Final = (2**31, 0)  # below any first row, above any last one
 
@@ -89,17 +88,13 @@ class StateWrite(NamedTuple):
 # ---- finding -------------------------------------------------------------------------------------
 
 
-class _NoMatch(Exception):
-    """The update is not of the form of a cache write."""
-
-
 def find_cache_writes(graph: CheckedGraph) -> dict[int, StateWrite]:
     """Return the updates that only select rows, by state."""
     found = {}
     for update in graph.updates:
         try:
             found[update.state] = _Reader(graph).read(update.state, update.node)
-        except _NoMatch:
+        except NoMatch:
             continue
     return found
 
@@ -161,8 +156,7 @@ class _Reader:
 
     @staticmethod
     def expect(is_so: bool) -> None:
-        if not is_so:
-            raise _NoMatch
+        refuse_if(not is_so)
 
     def read_const(self, index: int, depth: int = 3) -> int:
         """Return the value of an int32 that the graph computes from constants; a product wraps."""
@@ -240,46 +234,24 @@ class Copies:
         return ends
 
 
-class BoundWrite:
-    """A cache write on certain buffers. A call computes it."""
+def bind_write(
+    write: CacheWrite,
+    operands: Sequence[int],
+    known: tuple[Copies, int, int],
+    rows: Mapping[str, ctypes.c_uint64],
+) -> BoundCode:
+    """Return a cache write on certain memory.
 
-    __slots__ = ("_block", "_code", "_keep", "addresses", "natives")
-
-    def __init__(
-        self,
-        write: CacheWrite,
-        operands: Sequence[int],
-        known: tuple[Copies, int, int],
-        rows: Mapping[str, ctypes.c_uint64],
-    ) -> None:
-        """``operands`` are addresses: the new copy, the old one, new rows and layout.
-
-        ``known`` is the copies, the state and which copy is the old one; ``rows`` holds the value
-        of each symbol.
-        """
-        copies, state, parity = known
-        count = rows[write.symbol] if write.symbol else ctypes.c_uint64(write.rows)
-        values = (
-            *(*operands, *copies.locate(state, parity), ctypes.addressof(count)),
-            *(0, write.context, write.most),
-        )
-        block = (ctypes.c_int64 * len(ARGUMENTS))(*values)
-        self._code = _load_code(write)
-        self._block = ctypes.c_uint64(ctypes.addressof(block))
-        self.addresses = [
-            [ctypes.c_uint64.from_buffer(block, 8 * place)] for place in range(OPERANDS)
-        ]
-        self.natives = [(self._code.address, [self._block])]
-        self._keep: Any = (block, count, copies)
-
-    def __call__(self) -> None:
-        """Write."""
-        self._code.function(self._block)
-
-
-@functools.lru_cache(maxsize=4_096)
-def _load_code(write: CacheWrite) -> MachineCode:
-    return MachineCode(assemble(write))
+    ``operands`` are addresses: the new copy, the old one, new rows and layout. ``known`` is the
+    copies, the state and which copy is the old one; ``rows`` holds the value of each symbol.
+    """
+    copies, state, parity = known
+    count = rows[write.symbol] if write.symbol else ctypes.c_uint64(write.rows)
+    words = (
+        *(*operands, *copies.locate(state, parity), ctypes.addressof(count)),
+        *(0, write.context, write.most),
+    )
+    return BoundCode([(load_code(assemble, write), words)], len(operands), count, copies)
 
 
 def assemble(write: CacheWrite) -> bytes:
@@ -289,25 +261,20 @@ def assemble(write: CacheWrite) -> bytes:
     has a shift, and r11 a row.
     """
     asm = Assembler()
-    for register in CALLEE_SAVED:
-        asm.push(register)
-    asm.load(R9, _get_argument("layout"))
-    asm.load_int32(R8, Mem(R9, write.start))
-    _emit_bounds(asm, R8, write.context, "context")
-    asm.load(RAX, _get_argument("address of rows"))
-    asm.load(R10, Mem(RAX))
-    asm.add(R10, R8)
-    asm.compare_const(R10, write.context)
-    asm.load_if("g", R10, _get_argument("context"))
-    asm.load(R15, R8)
-    asm.add_const(R15, -write.chunk)
-    _emit_first_changed(asm, write)
-    _emit_range(asm)
-    _emit_rows(asm, write)
-    asm.forget_upper_halves()
-    for register in reversed(CALLEE_SAVED):
-        asm.pop(register)
-    asm.ret()
+    with asm.save(CALLEE_SAVED):
+        asm.load(R9, _get_argument("layout"))
+        asm.load_int32(R8, Mem(R9, write.start))
+        _emit_bounds(asm, R8, write.context, "context")
+        asm.load(RAX, _get_argument("address of rows"))
+        asm.load(R10, Mem(RAX))
+        asm.add(R10, R8)
+        asm.compare_const(R10, write.context)
+        asm.load_if("g", R10, _get_argument("context"))
+        asm.load(R15, R8)
+        asm.add_const(R15, -write.chunk)
+        _emit_first_changed(asm, write)
+        _emit_range(asm)
+        _emit_rows(asm, write)
     return asm.finish()
 
 
@@ -342,8 +309,7 @@ def _emit_first_changed(asm: Assembler, write: CacheWrite) -> None:
     asm.compare(R11, R8)
     asm.jump("jge", "sought")
     asm.load_int32(RAX, Mem(RDX, write.shifts))
-    asm.compare_const(RAX, 1)
-    asm.jump("jge", "sought")
+    asm.jump_if(RAX, "jge", 1, "sought")
     asm.add_const(RDX, INT_BYTES)
     asm.add_const(R11, 1)
     asm.jump("jmp", "seek")
@@ -391,8 +357,7 @@ def _emit_rows(asm: Assembler, write: CacheWrite) -> None:
     _emit_bounds(asm, RAX, write.most, "most")
     asm.add(RSI, RAX)
     asm.label("in place")
-    asm.compare_const(RSI, write.context)
-    asm.jump("jge", "nothing")
+    asm.jump_if(RSI, "jge", write.context, "nothing")
     asm.multiply_const(RSI, write.row_bytes)
     asm.add(RSI, _get_argument("old"))
     asm.jump("jmp", "copy")
@@ -430,5 +395,4 @@ def _emit_copy(asm: Assembler, row_bytes: int, name: str, *, is_zero: bool) -> N
     asm.add_const(RBX, unrolled * VECTOR_BYTES)
     if not is_zero:
         asm.add_const(RSI, unrolled * VECTOR_BYTES)
-    asm.add_const(RCX, -1)
-    asm.jump("jnz", name)
+    asm.count_down(RCX, name)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import Ops, UOp
 
-from splitup.cpu.loop_indices import AffineIndex, IndexReader, NoMatch, Operand, SubLoop
+from splitup.cpu.loop_indices import AffineIndex, IndexReader, NoMatch, Operand, SubLoop, refuse_if
 from splitup.cpu.matmul_shape import LANES, LOADS, VECTOR_REGISTERS, BlockDecoder
 from splitup.cpu.registers import allocate_registers
 
@@ -39,16 +39,14 @@ def read_decoder(reader: IndexReader, uop: UOp, loop: UOp) -> Operand:
         if part.op is Ops.INDEX:
             slot, indices[part] = reader.read_load(part, dtypes.uint8)
             slots.add(slot)
-    if len(slots) != 1:
-        raise NoMatch
+    refuse_if(len(slots) != 1)
     subs = reader.split_loop(loop)
     elements, nbytes = _find_block(list(indices.values()), subs)
     others = [
         {sub: factor for sub, factor in index.factors.items() if sub.loop is not loop}
         for index in indices.values()
     ]
-    if any(other != others[0] for other in others):
-        raise NoMatch
+    refuse_if(any(other != others[0] for other in others))
     start = min(index.const for index in indices.values())
     evaluation = _Evaluation(reader, indices, [sub for sub in subs if sub.weight < elements], start)
     program = _Program()
@@ -113,13 +111,11 @@ class _Evaluation:
             return _reinterpret(uop, self._get(uop.src[0]))
         if uop.op in _BITWISE and uop.dtype in _INTEGERS:
             one, two = map(self._get, uop.src)
-            if _is_constant(one) or (uop.op in (Ops.SHR, Ops.SHL) and not _is_constant(two)):
-                raise NoMatch
+            refuse_if(_is_constant(one) or (uop.op in (Ops.SHR, Ops.SHL) and not _is_constant(two)))
             return _BITWISE[uop.op], one, two
         if uop.op in (Ops.ADD, Ops.MUL) and uop.dtype == dtypes.float32:
             one, two = map(self._get, uop.src)
-            if _is_constant(one) and _is_constant(two):
-                raise NoMatch
+            refuse_if(_is_constant(one) and _is_constant(two))
             return "add" if uop.op is Ops.ADD else "multiply", one, two
         raise NoMatch
 
@@ -142,8 +138,7 @@ class _Evaluation:
         raise NoMatch
 
     def _choose(self, condition: UOp, one: UOp, two: UOp) -> Value:
-        if condition.op is not Ops.CMPNE:
-            raise NoMatch
+        refuse_if(condition.op is not Ops.CMPNE)
         if condition.src[0].dtype in _INTEGERS:
             return _look_up(*map(self._get, (*condition.src, two, one)))
         lanes = [self._place_within(src) for src in condition.src]
@@ -156,8 +151,7 @@ class _Evaluation:
 
     def _place_within(self, uop: UOp) -> list[int]:
         index = self._reader.read(uop)
-        if not set(index.factors) <= set(self._subs):
-            raise NoMatch
+        refuse_if(not set(index.factors) <= set(self._subs))
         return self._place(index, 0)
 
 
@@ -175,16 +169,13 @@ def _cast(uop: UOp, value: Value) -> Value:
 
 def _look_up(bit: Value, zero: Value, *branches: Value) -> Value:
     """Return a number of a table of 16; the bits of its index choose, one after the other."""
-    if bit[0] != "and" or zero != (0,) * LANES:
-        raise NoMatch
+    refuse_if(bit[0] != "and" or zero != (0,) * LANES)
     _, index, mask = bit
     entries: list[float] = []
     for branch in branches:
-        if not _is_constant(branch) and branch[:2] != ("part of a table", index):
-            raise NoMatch
+        refuse_if(not _is_constant(branch) and branch[:2] != ("part of a table", index))
         entries += branch[:1] if _is_constant(branch) else branch[2]
-    if mask != (len(entries) // 2,) * LANES or len(entries) > 2 * LANES:
-        raise NoMatch
+    refuse_if(mask != (len(entries) // 2,) * LANES or len(entries) > 2 * LANES)
     if len(entries) < 2 * LANES:
         return "part of a table", index, tuple(entries)
     low, high = tuple(entries[:LANES]), tuple(entries[LANES:])
@@ -222,8 +213,7 @@ def _merge(chosen: list[bool], one: Value, two: Value) -> Value:
     if two[0] == "shift right" and two[1] == one:
         one = "shift right", one, nothing
     pairs = list(zip(one, two, strict=False))
-    if one[0] != two[0] or any(a != b for a, b in pairs if not isinstance(a, tuple)):
-        raise NoMatch
+    refuse_if(one[0] != two[0] or any(a != b for a, b in pairs if not isinstance(a, tuple)))
     return tuple(_merge(chosen, a, b) if isinstance(a, tuple) else a for a, b in pairs)
 
 
@@ -250,15 +240,13 @@ class _Program:
             return value
         if value not in self._numbers:
             name, *operands = value
-            if name == "part of a table":
-                raise NoMatch
+            refuse_if(name == "part of a table")
             sources = [self._add(one) if isinstance(one, tuple) else one for one in operands]
             self._numbers[value] = self._append((name, *sources))
         return self._numbers[value]
 
     def _append(self, instruction: tuple[Any, ...]) -> int:
-        if len(self.instructions) == MAX_INSTRUCTIONS:
-            raise NoMatch
+        refuse_if(len(self.instructions) == MAX_INSTRUCTIONS)
         self.instructions.append(instruction)
         return len(self.instructions) - 1
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tinygrad.uop.ops import KernelInfo, Ops, UOp
 
-from splitup.cpu.loop_indices import NoMatch, is_buffer
+from splitup.cpu.loop_indices import NoMatch, is_buffer, refuse_if
 
 
 def get_parts(sink: UOp) -> tuple[UOp, list[UOp], UOp | None]:
@@ -17,20 +17,16 @@ def get_parts(sink: UOp) -> tuple[UOp, list[UOp], UOp | None]:
     """
     store, loops = get_store(sink)
     reduces = [uop for uop in sink.toposort() if uop.op is Ops.REDUCE]
-    if len(reduces) > 2 or (reduces and reduces[0] not in reduces[-1].toposort()):
-        raise NoMatch
+    refuse_if(len(reduces) > 2 or (reduces and reduces[0] not in reduces[-1].toposort()))
     return store, loops, reduces[-1] if reduces else None
 
 
 def get_store(sink: UOp) -> tuple[UOp, list[UOp]]:
     """Return the store of a kernel and its loops; raise NoMatch if it has several."""
-    if sink.op is not Ops.SINK or len(sink.src) != 1:
-        raise NoMatch
+    refuse_if(sink.op is not Ops.SINK or len(sink.src) != 1)
     store, *loops = sink.src[0].src if sink.src[0].op is Ops.END else sink.src
-    if store.op is not Ops.STORE or store.src[0].op is not Ops.INDEX:
-        raise NoMatch
-    if not is_buffer(store.src[0].src[0]):
-        raise NoMatch
+    refuse_if(store.op is not Ops.STORE or store.src[0].op is not Ops.INDEX)
+    refuse_if(not is_buffer(store.src[0].src[0]))
     return store, list(loops)
 
 

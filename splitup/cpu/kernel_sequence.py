@@ -39,9 +39,9 @@ from splitup.cpu.assembler import (
     RSI,
     RSP,
     Assembler,
-    MachineCode,
     Mem,
 )
+from splitup.cpu.machine_code import load_code
 from splitup.cpu.threads import get_kernel_threads
 
 LaunchFunction = Callable[[], Any]
@@ -99,7 +99,7 @@ def make_launch(records: Sequence[tuple[bytes, ...]]) -> LaunchFunction:
     """Return what runs kernels one after the other, each in its threads."""
     by_thread = [b"".join(parts) for parts in zip(*records, strict=True)]
     calls = [(part, ctypes.c_uint64(len(part))) for part in by_thread]
-    function = _load_loop().function
+    function = load_code(assemble_loop).function
     if not any(by_thread[1:]):
         return functools.partial(function, *calls[0])
     return functools.partial(get_kernel_threads(len(calls)).run, function, calls)
@@ -116,43 +116,34 @@ def _encode(address: int, arguments: Sequence[ctypes.c_uint64]) -> bytes:
     return struct.pack(f"<{len(words)}Q", *words)
 
 
-@functools.cache
-def _load_loop() -> MachineCode:
-    return MachineCode(assemble_loop())
-
-
 def assemble_loop() -> bytes:
     """Return the code of a function of the first record and how many bytes all of them have."""
     asm = Assembler()
-    for reg in (RBX, RBP, R12):
-        asm.push(reg)
-    asm.load(RBX, RDI)  # the record
-    asm.load(R12, RDI)
-    asm.add(R12, RSI)  # the end of the last one
-    asm.load(RBP, RSP)
-    asm.label("record")
-    asm.load(R10, Mem(RBX, 8))
-    asm.load(R11, RBX)
-    asm.add_const(R11, 8 * _HEAD_WORDS)
-    asm.label("word")
-    asm.add_const(R10, -1)
-    asm.jump("jl", "launch")
-    asm.load(RAX, Mem(R11))
-    asm.load(RAX, Mem(RAX))
-    asm.push(RAX)
-    asm.add_const(R11, 8)
-    asm.jump("jmp", "word")
-    asm.label("launch")
-    for place, reg in enumerate(_ARGUMENT_REGISTERS, 2):
-        asm.load(reg, Mem(RBX, 8 * place))
-        asm.load(reg, Mem(reg))
-    asm.load(RAX, Mem(RBX))
-    asm.load(RBX, R11)
-    asm.call(RAX)
-    asm.load(RSP, RBP)
-    asm.compare(RBX, R12)
-    asm.jump("jl", "record")
-    for reg in (R12, RBP, RBX):
-        asm.pop(reg)
-    asm.ret()
+    with asm.save((RBX, RBP, R12), has_vectors=False):
+        asm.load(RBX, RDI)  # the record
+        asm.load(R12, RDI)
+        asm.add(R12, RSI)  # the end of the last one
+        asm.load(RBP, RSP)
+        asm.label("record")
+        asm.load(R10, Mem(RBX, 8))
+        asm.load(R11, RBX)
+        asm.add_const(R11, 8 * _HEAD_WORDS)
+        asm.label("word")
+        asm.add_const(R10, -1)
+        asm.jump("jl", "launch")
+        asm.load(RAX, Mem(R11))
+        asm.load(RAX, Mem(RAX))
+        asm.push(RAX)
+        asm.add_const(R11, 8)
+        asm.jump("jmp", "word")
+        asm.label("launch")
+        for place, reg in enumerate(_ARGUMENT_REGISTERS, 2):
+            asm.load(reg, Mem(RBX, 8 * place))
+            asm.load(reg, Mem(reg))
+        asm.load(RAX, Mem(RBX))
+        asm.load(RBX, R11)
+        asm.call(RAX)
+        asm.load(RSP, RBP)
+        asm.compare(RBX, R12)
+        asm.jump("jl", "record")
     return asm.finish()

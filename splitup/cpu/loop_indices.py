@@ -79,7 +79,13 @@ class Lookup:
 
 
 class NoMatch(Exception):
-    """The kernel is not a matmul that there is machine code for."""
+    """There is no machine code for the kernel."""
+
+
+def refuse_if(condition: object) -> None:
+    """Raise NoMatch if the condition holds."""
+    if condition:
+        raise NoMatch
 
 
 def is_buffer(uop: UOp) -> bool:
@@ -100,25 +106,20 @@ class IndexReader:
         """Return a loop's sub-loops, split where some index divides the counter."""
         size = loop.src[0]
         if size.op is not Ops.CONST:
-            if self._divisors.get(loop):
-                raise NoMatch
+            refuse_if(self._divisors.get(loop))
             return [SubLoop(loop, 1, int(loop.vmax) + 1, is_symbolic=True)]
         result, weight = [], 1
         for cut in sorted({*self._divisors.get(loop, ()), int(size.val)}):
-            if cut % weight:
-                raise NoMatch
+            refuse_if(cut % weight)
             result.append(SubLoop(loop, weight, cut // weight))
             weight = cut
-        if weight != size.val:
-            raise NoMatch
+        refuse_if(weight != size.val)
         return result
 
     def read_load(self, uop: UOp, dtype: object) -> tuple[int, AffineIndex]:
         """Return slot and index of an element of a buffer."""
-        if uop.op is not Ops.INDEX or len(uop.src) != 2 or not is_buffer(uop.src[0]):
-            raise NoMatch
-        if uop.src[0].dtype != dtype:
-            raise NoMatch
+        refuse_if(uop.op is not Ops.INDEX or len(uop.src) != 2 or not is_buffer(uop.src[0]))
+        refuse_if(uop.src[0].dtype != dtype)
         return int(uop.src[0].arg.slot), self.read(uop.src[1])
 
     def read_operand(self, uop: UOp) -> Operand:
@@ -129,8 +130,7 @@ class IndexReader:
             return Operand("float16", *self.read_load(uop.src[0], dtypes.float16), 0)
         if uop.op is Ops.BITCAST and uop.dtype == dtypes.float32:
             shifted = _expect(uop.src[0], Ops.SHL, dtypes.uint32)
-            if _get_const(shifted.src[1]) != 16:
-                raise NoMatch
+            refuse_if(_get_const(shifted.src[1]) != 16)
             wide = _expect(shifted.src[0], Ops.CAST, dtypes.uint32)
             return Operand("bfloat16", *self.read_load(wide.src[0], dtypes.uint16), 0)
         raise NoMatch
@@ -146,18 +146,14 @@ class IndexReader:
         if kind is None:
             raise NoMatch
         choice = _expect(uop, Ops.REDUCE, uop.dtype).src[0]
-        if uop.arg != (Ops.ADD, 0) or len(uop.src) != 2 or uop.src[1].op is not Ops.RANGE:
-            raise NoMatch
+        refuse_if(uop.arg != (Ops.ADD, 0) or len(uop.src) != 2 or uop.src[1].op is not Ops.RANGE)
         place = uop.src[1]
         differs, zero, row = _expect(choice, Ops.WHERE, uop.dtype).src
-        if zero.op is not Ops.CONST or zero.val != 0.0:
-            raise NoMatch
+        refuse_if(zero.op is not Ops.CONST or zero.val != 0.0)
         counter, hidden = _expect(differs, Ops.CMPNE, dtypes.bool).src
-        if _expect(counter, Ops.CAST, dtypes.int32).src[0] is not place:
-            raise NoMatch
+        refuse_if(_expect(counter, Ops.CAST, dtypes.int32).src[0] is not place)
         masked = _expect(_expect(hidden, Ops.BITCAST, dtypes.int32).src[0], Ops.AND, dtypes.uint32)
-        if _get_const(masked.src[1]) != dtypes.uint32.max:
-            raise NoMatch
+        refuse_if(_get_const(masked.src[1]) != dtypes.uint32.max)
         number = _expect(masked.src[0], Ops.BITCAST, dtypes.uint32).src[0]
         (sub,) = self.split_loop(place) if place.src[0].op is Ops.CONST else [None]
         bound, largest, load = self._read_bound(number)
@@ -173,19 +169,16 @@ class IndexReader:
         """Read ``x & largest`` or ``min(max(x, 0), largest)``, of which tinygrad makes XORs."""
         if uop.op is Ops.AND:
             largest = _get_const(uop.src[1])
-            if largest < 0:
-                raise NoMatch
+            refuse_if(largest < 0)
             return "mask", largest, uop.src[0]
         inverted = _expect(uop, Ops.XOR, dtypes.int32)
         highest = _expect(inverted.src[0], Ops.MAX, dtypes.int32)
         start = _expect(highest.src[0], Ops.XOR, dtypes.int32)
         lowest = _expect(start.src[0], Ops.MAX, dtypes.int32)
         minus = [_get_const(each.src[1]) for each in (inverted, start)]
-        if minus != [-1, -1] or _get_const(lowest.src[1]) != 0:
-            raise NoMatch
+        refuse_if(minus != [-1, -1] or _get_const(lowest.src[1]) != 0)
         largest = -1 - _get_const(highest.src[1])
-        if largest < 0:
-            raise NoMatch
+        refuse_if(largest < 0)
         return "clamp", largest, lowest.src[0]
 
     def read(self, uop: UOp) -> AffineIndex:
@@ -214,27 +207,25 @@ class IndexReader:
     @staticmethod
     def _divide(index: AffineIndex, by: int, operation: Ops) -> AffineIndex:
         """Divide an index that is a multiple of ``by`` plus a remainder below ``by``."""
-        if by <= 0 or index.const < 0 or any(factor < 0 for factor in index.factors.values()):
-            raise NoMatch
+        refuse_if(
+            by <= 0 or index.const < 0 or any(factor < 0 for factor in index.factors.values())
+        )
         whole = {sub: factor for sub, factor in index.factors.items() if factor % by == 0}
         rest = {sub: factor for sub, factor in index.factors.items() if factor % by}
         left = index.const % by
-        if left + sum(factor * (sub.size - 1) for sub, factor in rest.items()) >= by:
-            raise NoMatch
+        refuse_if(left + sum(factor * (sub.size - 1) for sub, factor in rest.items()) >= by)
         if operation in _REMAINDERS:
             return AffineIndex(left, rest)
         return AffineIndex(index.const // by, {sub: factor // by for sub, factor in whole.items()})
 
 
 def _get_const(uop: UOp) -> int:
-    if uop.op is not Ops.CONST:
-        raise NoMatch
+    refuse_if(uop.op is not Ops.CONST)
     return int(uop.val)
 
 
 def _expect(uop: UOp, op: Ops, dtype: object) -> UOp:
-    if uop.op is not op or uop.dtype != dtype:
-        raise NoMatch
+    refuse_if(uop.op is not op or uop.dtype != dtype)
     return uop
 
 
@@ -263,7 +254,6 @@ def _make_axis(
     symbol = ""
     if sub.is_symbolic:
         size = sub.loop.src[0]
-        if size.op is not Ops.PARAM or size.addrspace is not AddrSpace.ALU:
-            raise NoMatch
+        refuse_if(size.op is not Ops.PARAM or size.addrspace is not AddrSpace.ALU)
         symbol = str(size.expr)
     return kind(sub.size, tuple(index.get(sub) for index in indices), symbol)

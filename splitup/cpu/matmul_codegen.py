@@ -71,30 +71,23 @@ TABLE_ENTRY: Final = 3  # bytes to add to out, a and b
 
 def assemble(shape: MatmulShape) -> bytes:
     """Return a function of one argument, the address of the block of ``ARGUMENTS``."""
-    asm = Assembler()
-    for register in CALLEE_SAVED:
-        asm.push(register)
-    asm.load(RSI, get_argument("table"))
-    asm.load(RBP, get_argument("entries"))
-    asm.label("entry")
-    for place, register in enumerate((R8, R9, R10)):
-        asm.load(register, Mem(RDI, 8 * place))
-        asm.add(register, Mem(RSI, 8 * place))
+    asm, constants = Assembler(), Constants()
     names = (f"loop{number}" for number in itertools.count())
-    constants = Constants()
-    if shape.decoder is not None:
-        _emit_decoded_loops(asm, shape, shape.decoder, constants, names)
-    elif shape.lookup is None:
-        _emit_n_loops(asm, shape, names)
-    else:
-        _emit_rows(asm, shape, shape.lookup, names)
-    asm.add_const(RSI, 8 * TABLE_ENTRY)
-    asm.add_const(RBP, -1)
-    asm.jump("jnz", "entry")
-    asm.forget_upper_halves()
-    for register in reversed(CALLEE_SAVED):
-        asm.pop(register)
-    asm.ret()
+    with asm.save(CALLEE_SAVED):
+        asm.load(RSI, get_argument("table"))
+        asm.load(RBP, get_argument("entries"))
+        asm.label("entry")
+        for place, register in enumerate((R8, R9, R10)):
+            asm.load(register, Mem(RDI, 8 * place))
+            asm.add(register, Mem(RSI, 8 * place))
+        if shape.decoder is not None:
+            _emit_decoded_loops(asm, shape, shape.decoder, constants, names)
+        elif shape.lookup is None:
+            _emit_n_loops(asm, shape, names)
+        else:
+            _emit_rows(asm, shape, shape.lookup, names)
+        asm.add_const(RSI, 8 * TABLE_ENTRY)
+        asm.count_down(RBP, "entry")
     constants.emit(asm)
     return asm.finish()
 
@@ -119,12 +112,10 @@ def _emit_decoded_loops(
             continue
         start, end, many, done = (next(names) for _ in range(4))
         asm.label(start)
-        asm.compare_const(R11, tile)
-        asm.jump("jl", end)
+        asm.jump_if(R11, "jl", tile, end)
         asm.load(RAX, get_argument("address of t"))
         asm.load(RAX, Mem(RAX))
-        asm.compare_const(RAX, 1)
-        asm.jump("jnz", many)
+        asm.jump_if(RAX, "jnz", 1, many)
         emit_decoded_tile(asm, shape, decoder, constants, tile, names)
         asm.add_const(R10, tile * shape.b_n)
         asm.jump("jmp", done)
@@ -167,11 +158,9 @@ def _emit_decoded_rows(
     emit_decoder(asm, decoder, constants, Mem(RCX), store)
     asm.add_const(RCX, decoder.nbytes)
     asm.add_const(RDX, decoder.elements * FLOAT_BYTES)
-    asm.add_const(RAX, -1)
-    asm.jump("jnz", block)
+    asm.count_down(RAX, block)
     asm.add_const(R10, shape.b_n)
-    asm.add_const(R14, -1)
-    asm.jump("jnz", row)
+    asm.count_down(R14, row)
 
 
 def _emit_n_loops(asm: Assembler, shape: MatmulShape, names: Iterator[str]) -> None:
@@ -195,8 +184,7 @@ def _emit_rows(
     asm.load(R15, get_argument("address of rows"))
     asm.load(R15, Mem(R15))
     asm.label(start)
-    asm.compare_const(R15, 1)
-    asm.jump("jl", end)
+    asm.jump_if(R15, "jl", 1, end)
     kept = (R8, R10, RBX, R15)
     for register in kept:
         asm.push(register)
@@ -246,12 +234,10 @@ def _emit_length(asm: Assembler, shape: MatmulShape, names: Iterator[str]) -> No
     asm.add(RCX, RBX)
     asm.broadcast(0, Mem(RCX, -INT_BYTES))
     asm.label(scan)
-    asm.compare_const(RBP, 2 * LANES)
-    asm.jump("jl", done)
+    asm.jump_if(RBP, "jl", 2 * LANES, done)
     asm.compare_int32(1, 0, Mem(RCX, -LANES * INT_BYTES))
     asm.get_signs(RAX, 1)
-    asm.compare_const(RAX, 2**LANES - 1)
-    asm.jump("jnz", done)
+    asm.jump_if(RAX, "jnz", 2**LANES - 1, done)
     asm.add_const(RCX, -LANES * INT_BYTES)
     asm.add_const(RBP, -LANES)
     asm.jump("jmp", scan)
@@ -272,8 +258,7 @@ def _emit_tail_loop(
     asm.load(RCX, R12)
     asm.load(R12, Mem(RCX))
     asm.label(t_start)
-    asm.compare_const(R12, 1)
-    asm.jump("jl", end)
+    asm.jump_if(R12, "jl", 1, end)
     asm.load(RAX, RBP)
     asm.add(RAX, RAX)
     asm.add(RAX, RAX)
@@ -282,8 +267,7 @@ def _emit_tail_loop(
     asm.load(RCX, RDX)
     asm.subtract(RCX, RBP)
     asm.label(start)
-    asm.compare_const(RCX, LANES)
-    asm.jump("jl", next_t)
+    asm.jump_if(RCX, "jl", LANES, next_t)
     emit()
     asm.add_const(RAX, LANES * FLOAT_BYTES)
     asm.add_const(RCX, -LANES)
@@ -326,8 +310,7 @@ def _emit_n_loop(asm: Assembler, shape: MatmulShape, tile: int, names: Iterator[
     b_bytes = ITEM_BYTES[shape.kind] if shape.style == "outer" else shape.b_n
     start, end = next(names), next(names)
     asm.label(start)
-    asm.compare_const(R11, width)
-    asm.jump("jl", end)
+    asm.jump_if(R11, "jl", width, end)
     _emit_t_loops(asm, shape, tile, names, fetches=shape.style == "dot" and shape.lookup is None)
     asm.add_const(R8, width * n_bytes)
     asm.add_const(R10, width * b_bytes)
@@ -351,8 +334,7 @@ def _emit_t_loops(
         fetched = next(names)
         for t_tile in T_TILES:
             t_end = next(names)
-            asm.compare_const(R12, t_tile)
-            asm.jump("jl", t_end)
+            asm.jump_if(R12, "jl", t_tile, t_end)
             emit_tile(asm, shape, tile, t_tile, names, fetches=True)
             asm.jump("jmp", fetched)
             asm.label(t_end)
@@ -360,8 +342,7 @@ def _emit_t_loops(
     for t_tile in T_TILES:
         t_start, t_end = next(names), next(names)
         asm.label(t_start)
-        asm.compare_const(R12, t_tile)
-        asm.jump("jl", t_end)
+        asm.jump_if(R12, "jl", t_tile, t_end)
         emit_tile(asm, shape, tile, t_tile, names, fetches=False)
         asm.jump("jmp", t_start)
         asm.label(t_end)

@@ -33,6 +33,7 @@ from splitup.cpu.loop_indices import (
     Operand,
     SubLoop,
     join_axes,
+    refuse_if,
 )
 from splitup.cpu.matmul_shape import (
     FLOAT_BYTES,
@@ -142,39 +143,23 @@ def _arrange(
     summed: list[SubLoop],
 ) -> Matmul:
     """Give each loop its role: n (b only), t (a only), or a column of the table."""
-    if a.kind != "float32":
-        raise NoMatch
+    refuse_if(a.kind != "float32")
 
     k, axes = _make_axes(subs, summed, [out, a.index, b.index])
     is_dot = k.a == k.b == 1 and k.size % LANES == 0
     only_b = [axis for axis in axes if axis.b and not axis.a and not axis.symbol]
     if not is_dot:
         only_b = [axis for axis in only_b if axis.b == axis.out == 1 and axis.size % LANES == 0]
-        if b.kind not in ITEM_BYTES or not only_b:
-            raise NoMatch
+        refuse_if(b.kind not in ITEM_BYTES or not only_b)
     n = max(only_b, key=lambda axis: axis.size, default=_MatmulAxis(1, (1, 0, 0)))
     only_a = [axis for axis in axes if axis.a and not axis.b]
     t = max(
         only_a, key=lambda axis: (bool(axis.symbol), axis.size), default=_MatmulAxis(1, (0, 0, 0))
     )
     rest = [axis for axis in axes if axis is not n and axis is not t]
-    if any(axis.symbol for axis in rest):
-        raise NoMatch
-    if math.prod(axis.size for axis in axes if axis.b) * k.size < MIN_WORK:
-        raise NoMatch
-    shape = MatmulShape(
-        style="dot" if is_dot else "outer",
-        kind=b.kind,
-        length=k.size,
-        out_n=n.out * FLOAT_BYTES,
-        out_t=t.out * FLOAT_BYTES,
-        a_t=t.a * FLOAT_BYTES,
-        a_k=k.a * FLOAT_BYTES,
-        b_n=_get_bytes(b.kind, n.b),
-        b_k=_get_bytes(b.kind, k.b) if not is_dot else 0,
-        decoder=b.decoder,
-    )
-    _check_strides(shape.out_n, shape.out_t, shape.a_t, shape.a_k, shape.b_n, shape.b_k)
+    refuse_if(any(axis.symbol for axis in rest))
+    refuse_if(math.prod(axis.size for axis in axes if axis.b) * k.size < MIN_WORK)
+    shape = _make_shape(is_dot, b, k, n, t)
     slots = (out_slot, a.slot, b.slot)
     return Matmul(shape, slots, n.size, t.size, t.symbol, _make_table(out, a, b, rest))
 
@@ -192,8 +177,7 @@ def _arrange_lookup(
     Small matmuls match too: tinygrad's kernel looks up the row for every single multiplication.
     """
     out_slot, out = target
-    if a.kind != "float32":
-        raise NoMatch
+    refuse_if(a.kind != "float32")
     k, axes = _make_axes(subs, summed, [out, a.index, b.index, lookup.index])
     is_dot = not k.number
     if is_dot:
@@ -204,8 +188,7 @@ def _arrange_lookup(
         may_be_n = [axis for axis in axes if axis.b == axis.out == 1 and axis.size % LANES == 0]
         may_be_n = [axis for axis in may_be_n if not axis.a and not axis.number]
     may_be_n = [axis for axis in may_be_n if not axis.symbol]
-    if not fits or not may_be_n:
-        raise NoMatch
+    refuse_if(not fits or not may_be_n)
     n = max(may_be_n, key=lambda axis: axis.size)
     rest = [axis for axis in axes if axis is not n]
     own = [axis for axis in rest if axis.number]
@@ -214,8 +197,7 @@ def _arrange_lookup(
     only_a = [axis for axis in rest if axis.a and not axis.b]
     t = max(only_a, key=lambda axis: axis.size, default=_MatmulAxis(1, (0, 0, 0)))
     rest = [axis for axis in rest if axis is not t]
-    if len(own) > 1 or row.b or any(axis.symbol for axis in (t, *rest)):
-        raise NoMatch
+    refuse_if(len(own) > 1 or row.b or any(axis.symbol for axis in (t, *rest)))
     found = LookupShape(
         bound=lookup.bound,
         largest=lookup.largest,
@@ -225,6 +207,22 @@ def _arrange_lookup(
         a_row=row.a * FLOAT_BYTES,
         number_row=row.number * FLOAT_BYTES,
     )
+    shape = _make_shape(is_dot, b, k, n, t, found)
+    _check_strides(found.b_row, found.step, found.out_row, found.a_row, found.number_row)
+    refuse_if(lookup.index.const)
+    slots = (out_slot, a.slot, b.slot, lookup.slot)
+    table = _make_table(out, a, b, rest)
+    return Matmul(shape, slots, n.size, t.size, row.symbol, table, row.size)
+
+
+def _make_shape(
+    is_dot: bool,
+    b: Operand,
+    k: _MatmulAxis,
+    n: _MatmulAxis,
+    t: _MatmulAxis,
+    lookup: LookupShape | None = None,
+) -> MatmulShape:
     shape = MatmulShape(
         style="dot" if is_dot else "outer",
         kind=b.kind,
@@ -233,17 +231,13 @@ def _arrange_lookup(
         out_t=t.out * FLOAT_BYTES,
         a_t=t.a * FLOAT_BYTES,
         a_k=k.a * FLOAT_BYTES,
-        b_n=0,
-        b_k=0,
-        lookup=found,
+        b_n=0 if lookup else _get_bytes(b.kind, n.b),
+        b_k=0 if lookup or is_dot else _get_bytes(b.kind, k.b),
+        lookup=lookup,
+        decoder=b.decoder,
     )
-    _check_strides(shape.out_n, shape.out_t, shape.a_t, shape.a_k)
-    _check_strides(found.b_row, found.step, found.out_row, found.a_row, found.number_row)
-    if lookup.index.const:
-        raise NoMatch
-    slots = (out_slot, a.slot, b.slot, lookup.slot)
-    table = _make_table(out, a, b, rest)
-    return Matmul(shape, slots, n.size, t.size, row.symbol, table, row.size)
+    _check_strides(shape.out_n, shape.out_t, shape.a_t, shape.a_k, shape.b_n, shape.b_k)
+    return shape
 
 
 def _make_axes(
@@ -252,22 +246,19 @@ def _make_axes(
     """Return the axis of the sum, which has a fixed size, and the others."""
 
     sums = join_axes(summed, indices, _MatmulAxis)
-    if len(sums) != 1 or sums[0].symbol:
-        raise NoMatch
+    refuse_if(len(sums) != 1 or sums[0].symbol)
     return sums[0], join_axes(subs, indices, _MatmulAxis)
 
 
 def _check_strides(*strides: int) -> None:
-    if any(not 0 <= stride <= MAX_STRIDE_BYTES for stride in strides):
-        raise NoMatch
+    refuse_if(any(not 0 <= stride <= MAX_STRIDE_BYTES for stride in strides))
 
 
 def _make_table(
     out: AffineIndex, a: Operand, b: Operand, rest: list[_MatmulAxis]
 ) -> tuple[tuple[int, int, int], ...]:
     """Return the offsets in bytes for every combination of the axes without another role."""
-    if math.prod(axis.size for axis in rest) > MAX_ENTRIES:
-        raise NoMatch
+    refuse_if(math.prod(axis.size for axis in rest) > MAX_ENTRIES)
     table = []
     for counts in itertools.product(*(range(axis.size) for axis in rest)):
         pairs = list(zip(counts, rest, strict=True))

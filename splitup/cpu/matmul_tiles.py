@@ -98,8 +98,7 @@ def emit_decoded_tile(
             emit_decoder(asm, decoder, constants, Mem(RCX, row * shape.b_n), add)
         asm.add_const(RCX, decoder.nbytes)
         asm.add_const(RDX, decoder.elements * FLOAT_BYTES)
-        asm.add_const(RAX, -1)
-        asm.jump("jnz", name)
+        asm.count_down(RAX, name)
         _emit_sums(asm, shape, rows, 1)
 
 
@@ -168,8 +167,7 @@ def _emit_dot(
         _emit_vector(asm, shape, rows, ts, vector)
     asm.add_const(RCX, b_bytes)
     asm.add_const(RDX, elements * FLOAT_BYTES)
-    asm.add_const(RAX, -1)
-    asm.jump("jnz", name)
+    asm.count_down(RAX, name)
     _emit_sums(asm, shape, rows, ts)
 
 
@@ -243,8 +241,7 @@ def _emit_outer(asm: Assembler, shape: MatmulShape, vectors: range, ts: int, nam
             asm.multiply_add(place * ts + t, _X + t, _W)
     asm.add_const(RCX, shape.b_k if shape.lookup is None else shape.lookup.step)
     asm.add_const(RDX, shape.a_k)
-    asm.add_const(RAX, -1)
-    asm.jump("jnz", name)
+    asm.count_down(RAX, name)
     for t in range(ts):
         for place, vector in enumerate(vectors):
             target = Mem(R14, t * shape.out_t + vector * LANES * FLOAT_BYTES)

@@ -1,7 +1,11 @@
-"""What the backend asks of this package: match kernels, keep them, bind them to memory.
+"""Native code, beside the kernels that tinygrad compiles: what the backend asks of this package.
 
-It is the ``NativeCode`` of ``splitup.backend.native_code`` for CPUs. Running bound kernels in
-sequence is ``splitup.cpu.kernel_sequence``, which works without vectors too.
+    match    which kernels of a schedule, and which updates of states, it computes
+    keep     its kernels as nested lists, for the kernel cache
+    bind     a kernel on certain memory; ``splitup.backend.launching`` runs what is bound
+
+A kernel is plain data that only this package understands; equal kernels are equal data. Running
+bound kernels in sequence is ``splitup.cpu.kernel_sequence``, which works without vectors too.
 """
 
 from __future__ import annotations
@@ -15,21 +19,23 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from tinygrad.uop.ops import UOp
 
-from splitup.cpu.assembler import MachineCode
-from splitup.cpu.cache_writes import BoundWrite, CacheWrite, Copies, StateWrite, find_cache_writes
+from splitup.cpu.cache_writes import CacheWrite, Copies, StateWrite, bind_write, find_cache_writes
 from splitup.cpu.kernel_parts import split_reduction
+from splitup.cpu.machine_code import BoundCode, load_code
 from splitup.cpu.matmul_codegen import assemble
 from splitup.cpu.matmul_match import Matmul, match_matmul
-from splitup.cpu.matmul_shape import ARGUMENTS, ITEM_BYTES, BlockDecoder, LookupShape, MatmulShape
-from splitup.cpu.row_copies import BoundRowCopy, CopyShape, RowCopy, match_row_copy
+from splitup.cpu.matmul_shape import ITEM_BYTES, BlockDecoder, LookupShape, MatmulShape
+from splitup.cpu.row_copies import CopyShape, RowCopy, bind_row_copy, match_row_copy
 from splitup.cpu.threads import cut
 from splitup.cpu.vector_codegen import Pointer, VectorShape
-from splitup.cpu.vector_match import BoundVectors, VectorKernel, match_vectors
+from splitup.cpu.vector_match import VectorKernel, bind_vectors, match_vectors
 from splitup.graph.rules import CheckedGraph
+
+NativeKernel: TypeAlias = Hashable
 
 MATMULS_VERSION: Final = 4  # goes up with any change of the order of a sum
 # part of the determinism class, whose names are compared between machines
@@ -48,6 +54,11 @@ def is_supported() -> bool:
             if line.startswith("flags"):
                 return set(line.partition(":")[2].split()) >= _FEATURES
     return False
+
+
+def computes_for(device: str) -> bool:
+    """Return whether there is native code for a device such as "CPU" or "CUDA:1", and it runs."""
+    return device.partition(":")[0] == "CPU" and is_supported()
 
 
 def split_call(call: UOp) -> tuple[UOp, ...]:
@@ -116,89 +127,63 @@ def bind_kernel(
     rows: Mapping[str, ctypes.c_uint64],
     threads: int,
     state: tuple[Copies, int, int],
-) -> BoundMatmul | BoundRowCopy | BoundVectors | BoundWrite:
+) -> BoundCode:
     """Return a kernel on certain memory; the result may depend on neither threads nor addresses.
 
     ``rows`` holds the value of each symbol. ``state`` is, for the update of a state, what is known
     of the states' rows, the state, and which of its two copies is the old one.
     """
     if isinstance(kernel, CacheWrite):
-        return BoundWrite(kernel, addresses, state, rows)
+        return bind_write(kernel, addresses, state, rows)
     if isinstance(kernel, VectorKernel):
-        return BoundVectors(kernel, addresses, threads, rows)
+        return bind_vectors(kernel, addresses, threads, rows)
     if isinstance(kernel, RowCopy):
-        return BoundRowCopy(kernel, addresses, rows)
+        return bind_row_copy(kernel, addresses, rows)
     assert isinstance(kernel, Matmul)
-    return BoundMatmul(kernel, addresses, threads, rows)
-
-
-def make_copies(states: int) -> Copies:
-    """Return what is known of the rows of fresh states: both copies of each are zeros."""
-    return Copies(states)
+    return bind_matmul(kernel, addresses, threads, rows)
 
 
 THREAD_WORK: Final = 2**15  # multiplications below which waiting for threads costs more
 
 
-@functools.lru_cache(maxsize=4_096)
-def _load_code(shape: MatmulShape) -> MachineCode:
-    return MachineCode(assemble(shape))
+def bind_matmul(
+    matmul: Matmul,
+    addresses: Sequence[int],
+    threads: int,
+    rows: Mapping[str, ctypes.c_uint64],
+) -> BoundCode:
+    """Return a matmul on certain memory.
 
-
-class BoundMatmul:
-    """A matmul on certain buffers. A call computes it."""
-
-    __slots__ = ("_code", "_keep", "addresses", "natives")
-
-    def __init__(
-        self,
-        matmul: Matmul,
-        addresses: Sequence[int],
-        threads: int,
-        rows: Mapping[str, ctypes.c_uint64],
-    ) -> None:
-        """``addresses`` are those of ``slots``; ``rows`` holds the value of each symbol."""
-        lookup = matmul.shape.lookup
-        bound = rows[matmul.symbol] if matmul.symbol else None
-        t = ctypes.c_uint64(matmul.t) if bound is None or lookup is not None else bound
-        row = ctypes.c_uint64(matmul.rows) if bound is None or lookup is None else bound
-        self._code = _load_code(matmul.shape)
-        table = array("q", itertools.chain(*matmul.table))
-        entry_bytes = 3 * table.itemsize
-        start = table.buffer_info()[0]
-        out, a, b, *others = addresses
-        numbers = others[0] if others else 0
-        number_step = lookup.step if lookup is not None and matmul.shape.style == "dot" else 0
-        blocks = []
-        for first, count, entry, entries in _divide_work(matmul, threads):
-            values = (
-                out + first * matmul.shape.out_n,
-                a,
-                b + first * _get_b_step(matmul.shape),
-                numbers + first * number_step,
-                start + entry * entry_bytes,
-                entries,
-                count,
-                ctypes.addressof(t),
-                ctypes.addressof(row),
-                0,
-                0 if lookup is None else lookup.largest,
-            )
-            blocks.append((ctypes.c_int64 * len(ARGUMENTS))(*values))
-        self.natives = [
-            (self._code.address, [ctypes.c_uint64(ctypes.addressof(block))]) for block in blocks
-        ]
-        # the words of out, a, b and numbers in every block, which may be changed between calls
-        self.addresses = [
-            [ctypes.c_uint64.from_buffer(block, 8 * place) for block in blocks]
-            for place in range(len(addresses))
-        ]
-        self._keep = (table, t, row)
-
-    def __call__(self) -> None:
-        """Compute, one part after the other."""
-        for _, arguments in self.natives:
-            self._code.function(*arguments)
+    ``addresses`` are those of ``slots``; ``rows`` holds the value of each symbol.
+    """
+    lookup = matmul.shape.lookup
+    bound = rows[matmul.symbol] if matmul.symbol else None
+    t = ctypes.c_uint64(matmul.t) if bound is None or lookup is not None else bound
+    row = ctypes.c_uint64(matmul.rows) if bound is None or lookup is None else bound
+    code = load_code(assemble, matmul.shape)
+    table = array("q", itertools.chain(*matmul.table))
+    entry_bytes = 3 * table.itemsize
+    start = table.buffer_info()[0]
+    out, a, b, *others = addresses
+    numbers = others[0] if others else 0
+    number_step = lookup.step if lookup is not None and matmul.shape.style == "dot" else 0
+    parts = []
+    for first, count, entry, entries in _divide_work(matmul, threads):
+        words = (  # ``ARGUMENTS``
+            out + first * matmul.shape.out_n,
+            a,
+            b + first * _get_b_step(matmul.shape),
+            numbers + first * number_step,
+            start + entry * entry_bytes,
+            entries,
+            count,
+            ctypes.addressof(t),
+            ctypes.addressof(row),
+            0,
+            0 if lookup is None else lookup.largest,
+        )
+        parts.append((code, words))
+    return BoundCode(parts, len(addresses), table, t, row)
 
 
 def _get_b_step(shape: MatmulShape) -> int:

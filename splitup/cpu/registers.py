@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from splitup.cpu.loop_indices import NoMatch
+from splitup.cpu.loop_indices import refuse_if
 
 Instruction = tuple[Any, ...]  # a name, and operands; behind the name comes the result's register
 
@@ -32,8 +32,7 @@ def allocate_registers(
             operands = [registers[one] if isinstance(one, int) else one for one in operands]
             free = sorted([*free, *(registers.pop(one) for one in ended)])
         if name != "store":
-            if not free:
-                raise NoMatch
+            refuse_if(not free)
             registers[place] = free.pop(0)
             operands.insert(0, registers[place])
         done.append((name, *operands))

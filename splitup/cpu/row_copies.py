@@ -8,7 +8,6 @@ for a window of 512 positions it takes ten times as long.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -29,7 +28,6 @@ from splitup.cpu.assembler import (
     RDI,
     RDX,
     Assembler,
-    MachineCode,
     Mem,
 )
 from splitup.cpu.kernel_parts import get_store
@@ -39,7 +37,9 @@ from splitup.cpu.loop_indices import (
     IndexReader,
     NoMatch,
     join_axes,
+    refuse_if,
 )
+from splitup.cpu.machine_code import BoundCode, load_code
 
 _VECTOR_BYTES: Final = 32
 _MAX_STRIDE_BYTES: Final = 2**30
@@ -67,34 +67,19 @@ class RowCopy:
     sizes: tuple[int | str, ...]  # of the result and the tables, in rows, or what symbol it is
 
 
-class BoundRowCopy:
-    """A kernel on certain buffers. A call computes it."""
+def bind_row_copy(
+    kernel: RowCopy, addresses: Sequence[int], rows: Mapping[str, ctypes.c_uint64]
+) -> BoundCode:
+    """Return a kernel on certain memory.
 
-    __slots__ = ("_block", "_code", "_sizes", "addresses", "natives")
-
-    def __init__(
-        self, kernel: RowCopy, addresses: Sequence[int], rows: Mapping[str, ctypes.c_uint64]
-    ) -> None:
-        """``addresses`` are those of ``slots``; ``rows`` holds the value of each symbol."""
-        self._code = _load_code(kernel.shape, kernel.offsets)
-        self._sizes = [
-            rows[size] if isinstance(size, str) else ctypes.c_uint64(size) for size in kernel.sizes
-        ]
-        words = [*addresses, *map(ctypes.addressof, self._sizes)]
-        self._block = (ctypes.c_uint64 * len(words))(*words)
-        self.addresses = [
-            [ctypes.c_uint64.from_buffer(self._block, 8 * place)] for place in range(len(addresses))
-        ]
-        self.natives = [(self._code.address, [ctypes.c_uint64(ctypes.addressof(self._block))])]
-
-    def __call__(self) -> None:
-        """Copy."""
-        self._code.function(*self.natives[0][1])
-
-
-@functools.lru_cache(maxsize=1_024)
-def _load_code(shape: CopyShape, offsets: tuple[int, ...]) -> MachineCode:
-    return MachineCode(assemble_copy(shape, offsets))
+    ``addresses`` are those of ``slots``; ``rows`` holds the value of each symbol.
+    """
+    sizes = [
+        rows[size] if isinstance(size, str) else ctypes.c_uint64(size) for size in kernel.sizes
+    ]
+    code = load_code(assemble_copy, kernel.shape, kernel.offsets)
+    words = [*addresses, *map(ctypes.addressof, sizes)]
+    return BoundCode([(code, words)], len(addresses), sizes)
 
 
 # ---- machine code --------------------------------------------------------------------------------
@@ -105,47 +90,38 @@ def assemble_copy(shape: CopyShape, offsets: Sequence[int]) -> bytes:
     asm, numbers = Assembler(), list(zip(_NUMBERS, shape.number_steps, strict=False))
     tables, first_size = len(shape.table_steps), len(offsets)
     first_table = first_size - tables
-    for register in _SAVED:
-        asm.push(register)
-    asm.load(RBP, Mem(RDI, 8 * first_size))
-    asm.load(RBP, Mem(RBP))
-    for place, register in enumerate((R8, *(register for register, _ in numbers))):
-        asm.load(register, Mem(RDI, 8 * place))
-        asm.add_const(register, offsets[place])
-    asm.compare_const(RBP, 1)
-    asm.jump("jl", "end")
-    asm.label("row")
-    if tables > 1:
-        asm.load_int32(RAX, Mem(_NUMBERS[0]))
-        asm.compare_const(RAX, 0)
-        asm.jump("jge", "table 1")
-    for table, (register, _) in enumerate(numbers[-tables:]):
-        asm.label(f"table {table}")
-        asm.load_int32(RAX, Mem(register))
-        asm.compare_const(RAX, 0)
-        asm.jump("jl", "zeros")
-        asm.load(RDX, Mem(RDI, 8 * (first_size + 1 + table)))
-        asm.load(RDX, Mem(RDX))
-        asm.compare(RAX, RDX)
-        asm.jump("jge", "zeros")
-        asm.multiply_const(RAX, shape.table_steps[table])
-        asm.load(RCX, Mem(RDI, 8 * (first_table + table)))
-        asm.add(RCX, RAX)
-        asm.add_const(RCX, offsets[first_table + table])
-        asm.jump("jmp", "copy")
-    _emit_row(asm, "copy", shape.row_bytes)
-    asm.jump("jmp", "next")
-    _emit_row(asm, "zeros", shape.row_bytes)
-    asm.label("next")
-    for register, step in ((R8, shape.out_step), *numbers):
-        asm.add_const(register, step)
-    asm.add_const(RBP, -1)
-    asm.jump("jnz", "row")
-    asm.label("end")
-    asm.forget_upper_halves()
-    for register in reversed(_SAVED):
-        asm.pop(register)
-    asm.ret()
+    with asm.save(_SAVED):
+        asm.load(RBP, Mem(RDI, 8 * first_size))
+        asm.load(RBP, Mem(RBP))
+        for place, register in enumerate((R8, *(register for register, _ in numbers))):
+            asm.load(register, Mem(RDI, 8 * place))
+            asm.add_const(register, offsets[place])
+        asm.jump_if(RBP, "jl", 1, "end")
+        asm.label("row")
+        if tables > 1:
+            asm.load_int32(RAX, Mem(_NUMBERS[0]))
+            asm.jump_if(RAX, "jge", 0, "table 1")
+        for table, (register, _) in enumerate(numbers[-tables:]):
+            asm.label(f"table {table}")
+            asm.load_int32(RAX, Mem(register))
+            asm.jump_if(RAX, "jl", 0, "zeros")
+            asm.load(RDX, Mem(RDI, 8 * (first_size + 1 + table)))
+            asm.load(RDX, Mem(RDX))
+            asm.compare(RAX, RDX)
+            asm.jump("jge", "zeros")
+            asm.multiply_const(RAX, shape.table_steps[table])
+            asm.load(RCX, Mem(RDI, 8 * (first_table + table)))
+            asm.add(RCX, RAX)
+            asm.add_const(RCX, offsets[first_table + table])
+            asm.jump("jmp", "copy")
+        _emit_row(asm, "copy", shape.row_bytes)
+        asm.jump("jmp", "next")
+        _emit_row(asm, "zeros", shape.row_bytes)
+        asm.label("next")
+        for register, step in ((R8, shape.out_step), *numbers):
+            asm.add_const(register, step)
+        asm.count_down(RBP, "row")
+        asm.label("end")
     return asm.finish()
 
 
@@ -165,8 +141,7 @@ def _emit_row(asm: Assembler, label: str, nbytes: int) -> None:
     asm.add_const(R13, at_once * _VECTOR_BYTES)
     if label == "copy":
         asm.add_const(RCX, at_once * _VECTOR_BYTES)
-    asm.add_const(RBX, -1)
-    asm.jump("jnz", f"{label} more")
+    asm.count_down(RBX, f"{label} more")
 
 
 # ---- finding -------------------------------------------------------------------------------------
@@ -206,17 +181,14 @@ def _match(sink: UOp) -> RowCopy:
     signs, choices = [], [store.src[1]]
     if choices[0].op is Ops.WHERE:
         condition, *choices = choices[0].src
-        if condition.op is not Ops.CMPLT or condition.src[1].op is not Ops.CONST:
-            raise NoMatch
-        if condition.src[1].val != 0:
-            raise NoMatch
+        refuse_if(condition.op is not Ops.CMPLT or condition.src[1].op is not Ops.CONST)
+        refuse_if(condition.src[1].val != 0)
         signs = [_read_load(reader, condition.src[0], dtypes.int32)]
     lookups = [_read_lookup(reader, choice, store.src[0].dtype) for choice in choices]
     numbers = [*signs, *(one.number for one in lookups)]
     tables = [one.table for one in lookups]
     loads = [out, *numbers, *tables]
-    if any(load.slot == out.slot for load in loads[1:]):
-        raise NoMatch
+    refuse_if(any(load.slot == out.slot for load in loads[1:]))
     subs = [sub for loop in loops for sub in reader.split_loop(loop)]
     axes = join_axes(subs, [load.index for load in loads], Axis)
     along = (1, *(0,) * len(numbers), *(1,) * len(tables))
@@ -232,8 +204,7 @@ def _match(sink: UOp) -> RowCopy:
         table_steps=tuple(one.step * one.table.nbytes for one in lookups),
     )
     largest = max(shape.out_step, *shape.number_steps, *shape.table_steps)
-    if any(steps[1 + len(numbers) :]) or not 0 <= largest <= _MAX_STRIDE_BYTES:
-        raise NoMatch
+    refuse_if(any(steps[1 + len(numbers) :]) or not 0 <= largest <= _MAX_STRIDE_BYTES)
     return RowCopy(
         shape,
         slots=tuple(load.slot for load in loads),
@@ -249,20 +220,15 @@ def _read_load(reader: IndexReader, load: UOp, dtype: DType) -> _Load:
 
 def _read_lookup(reader: IndexReader, uop: UOp, dtype: DType) -> _Lookup:
     """Read a LOOKUP as the backend lowers it: a sum over all rows of those that have the number."""
-    if uop.op is not Ops.REDUCE or uop.arg != (Ops.ADD, 0) or len(uop.src) != 2:
-        raise NoMatch
+    refuse_if(uop.op is not Ops.REDUCE or uop.arg != (Ops.ADD, 0) or len(uop.src) != 2)
     choice, place = uop.src
-    if choice.op is not Ops.WHERE or choice.src[0].op is not Ops.CMPNE:
-        raise NoMatch
+    refuse_if(choice.op is not Ops.WHERE or choice.src[0].op is not Ops.CMPNE)
     counter, number = choice.src[0].src
     zero, value = choice.src[1:]
-    if zero.op is not Ops.CONST or zero.val != 0 or counter.op is not Ops.CAST:
-        raise NoMatch
-    if counter.src[0] is not place or counter.dtype != dtypes.int32:
-        raise NoMatch
+    refuse_if(zero.op is not Ops.CONST or zero.val != 0 or counter.op is not Ops.CAST)
+    refuse_if(counter.src[0] is not place or counter.dtype != dtypes.int32)
     subs = reader.split_loop(place)
-    if len(subs) != 1:
-        raise NoMatch
+    refuse_if(len(subs) != 1)
     (sub,) = subs
     table = _read_load(reader, value, dtype)
     factors = {one: factor for one, factor in table.index.factors.items() if one != sub}

@@ -16,7 +16,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from splitup.cpu.assembler import R8, RAX, RDI, RDX, RSI, Assembler, MachineCode, Mem
+from splitup.cpu.assembler import R8, RAX, RDI, RDX, RSI, Assembler, Mem
+from splitup.cpu.machine_code import load_code
 
 _Job = tuple[Callable[..., Any], Sequence[Any]]
 _SPINS: Final = 500  # with a pause each, before another thread gets the processor
@@ -53,7 +54,7 @@ class KernelThreads:
 
     def get_barrier(self, thread: int) -> tuple[int, Sequence[ctypes.c_uint64]]:
         """Return the address and the arguments of a function that waits for the other threads."""
-        return _load_barrier().address, self._barriers[thread]
+        return load_code(assemble_barrier).address, self._barriers[thread]
 
     def run(self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> None:
         """Call machine code in all threads; ``arguments`` are those of each.
@@ -83,11 +84,6 @@ def _work(jobs: queue.SimpleQueue[_Job]) -> None:
         function(*arguments)
 
 
-@functools.cache
-def _load_barrier() -> MachineCode:
-    return MachineCode(assemble_barrier())
-
-
 def assemble_barrier() -> bytes:
     """Return the code of a function that returns once all threads are in it.
 
@@ -106,8 +102,7 @@ def assemble_barrier() -> bytes:
     asm.compare(RAX, R8)
     asm.jump("jge", "passed")
     asm.pause()
-    asm.add_const(RDX, -1)
-    asm.jump("jnz", "wait")
+    asm.count_down(RDX, "wait")
     asm.set_const(RAX, _SCHED_YIELD)
     asm.call_system()
     asm.jump("jmp", "again")

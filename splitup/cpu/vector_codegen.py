@@ -116,33 +116,29 @@ def _replace(sizes: Sequence[int], level: int, size: int) -> tuple[int, ...]:
 def assemble_vectors(shape: VectorShape) -> bytes:
     """Return a function of the address of a block: arguments, and the address of the symbol."""
     asm, constants = Assembler(), Constants()
-    for register in CALLEE_SAVED:
-        asm.push(register)
-    constants.emit_address(asm)
-    for register, pointer in zip(POINTER_REGISTERS, shape.pointers, strict=False):
-        asm.load(register, Mem(RDI, 8 * pointer.argument))
-        asm.add_const(register, pointer.start)
-    for level, size in enumerate(shape.sizes):
-        counter = COUNTER_REGISTERS[level]
-        if size:
-            asm.set_const(counter, size)
-        else:
-            asm.load(counter, Mem(RDI, 8 * shape.arguments))
-            asm.load(counter, Mem(counter))
-            asm.compare_const(counter, 1)
-            asm.jump("jl", "end")
-        asm.label(f"loop {level}")
-    _emit_row(asm, shape, constants)
-    for level in reversed(range(len(shape.sizes))):
+    with asm.save(CALLEE_SAVED):
+        constants.emit_address(asm)
         for register, pointer in zip(POINTER_REGISTERS, shape.pointers, strict=False):
-            asm.add_const(register, pointer.strides[level] - _get_advance(shape, pointer, level))
-        asm.add_const(COUNTER_REGISTERS[level], -1)
-        asm.jump("jnz", f"loop {level}")
-    asm.label("end")
-    asm.forget_upper_halves()
-    for register in reversed(CALLEE_SAVED):
-        asm.pop(register)
-    asm.ret()
+            asm.load(register, Mem(RDI, 8 * pointer.argument))
+            asm.add_const(register, pointer.start)
+        for level, size in enumerate(shape.sizes):
+            counter = COUNTER_REGISTERS[level]
+            if size:
+                asm.set_const(counter, size)
+            else:
+                asm.load(counter, Mem(RDI, 8 * shape.arguments))
+                asm.load(counter, Mem(counter))
+                asm.jump_if(counter, "jl", 1, "end")
+            asm.label(f"loop {level}")
+        _emit_row(asm, shape, constants)
+        for level in reversed(range(len(shape.sizes))):
+            for register, pointer in zip(POINTER_REGISTERS, shape.pointers, strict=False):
+                asm.add_const(
+                    register, pointer.strides[level] - _get_advance(shape, pointer, level)
+                )
+            asm.add_const(COUNTER_REGISTERS[level], -1)
+            asm.jump("jnz", f"loop {level}")
+        asm.label("end")
     constants.emit(asm)
     return asm.finish()
 
@@ -175,8 +171,7 @@ def _emit_map(asm: Assembler, shape: VectorShape, constants: Constants) -> None:
         asm.label("row")
         asm.compare_int32(_OTHER, _LAST, source)
         asm.get_signs(RDI, _OTHER)
-        asm.compare_const(RDI, 2**LANES - 1)
-        asm.jump("jnz", "compute")
+        asm.jump_if(RDI, "jnz", 2**LANES - 1, "compute")
         asm.store_vector(_KEPT, target)
         asm.jump("jmp", "next")
         asm.label("compute")
@@ -193,8 +188,7 @@ def _emit_next(asm: Assembler, shape: VectorShape, label: str) -> None:
     """Emit going to the next eight numbers of a row, if there are more."""
     for register, pointer in zip(POINTER_REGISTERS, shape.pointers, strict=False):
         asm.add_const(register, LANES * pointer.step)
-    asm.add_const(RAX, -1)
-    asm.jump("jnz", label)
+    asm.count_down(RAX, label)
 
 
 def _emit_in_order(asm: Assembler, shape: VectorShape, constants: Constants) -> None:

@@ -9,7 +9,6 @@ whether a kernel matches does not depend on the number of rows of a step.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,7 +18,6 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.uop.ops import Ops, UOp, graph_rewrite
 from tinygrad.uop.symbolic import symbolic_simple
 
-from splitup.cpu.assembler import MachineCode
 from splitup.cpu.kernel_parts import get_parts
 from splitup.cpu.loop_indices import (
     AffineIndex,
@@ -28,7 +26,9 @@ from splitup.cpu.loop_indices import (
     NoMatch,
     SubLoop,
     join_axes,
+    refuse_if,
 )
+from splitup.cpu.machine_code import BoundCode, load_code
 from splitup.cpu.matmul_shape import FLOAT_BYTES, LANES
 from splitup.cpu.registers import allocate_registers
 from splitup.cpu.vector_codegen import (
@@ -78,45 +78,21 @@ class VectorKernel:
     symbol: str  # the variable of the outermost loop, "" if its size is fixed
 
 
-class BoundVectors:
-    """A kernel on certain buffers. A call computes it."""
+def bind_vectors(
+    kernel: VectorKernel,
+    addresses: Sequence[int],
+    threads: int,
+    rows: Mapping[str, ctypes.c_uint64],
+) -> BoundCode:
+    """Return a kernel on certain memory.
 
-    __slots__ = ("_keep", "addresses", "natives")
-
-    def __init__(
-        self,
-        kernel: VectorKernel,
-        addresses: Sequence[int],
-        threads: int,
-        rows: Mapping[str, ctypes.c_uint64],
-    ) -> None:
-        """``addresses`` are those of ``slots``; ``rows`` holds the value of each symbol."""
-        symbol = rows[kernel.symbol] if kernel.symbol else ctypes.c_uint64(0)
-        parts = divide_vectors(kernel.shape, threads)
-        codes = [_load_code(part) for part in parts]
-        blocks = [
-            (ctypes.c_uint64 * (len(addresses) + 1))(*addresses, ctypes.addressof(symbol))
-            for _ in parts
-        ]
-        self.addresses = [
-            [ctypes.c_uint64.from_buffer(block, 8 * place) for block in blocks]
-            for place in range(len(addresses))
-        ]
-        self.natives = [
-            (code.address, [ctypes.c_uint64(ctypes.addressof(block))])
-            for code, block in zip(codes, blocks, strict=True)
-        ]
-        self._keep = (codes, blocks, symbol)
-
-    def __call__(self) -> None:
-        """Compute, one part after the other."""
-        for code, (_, arguments) in zip(self._keep[0], self.natives, strict=True):
-            code.function(*arguments)
-
-
-@functools.lru_cache(maxsize=4_096)
-def _load_code(shape: VectorShape) -> MachineCode:
-    return MachineCode(assemble_vectors(shape))
+    ``addresses`` are those of ``slots``; ``rows`` holds the value of each symbol.
+    """
+    symbol = rows[kernel.symbol] if kernel.symbol else ctypes.c_uint64(0)
+    words = (*addresses, ctypes.addressof(symbol))
+    parts = divide_vectors(kernel.shape, threads)
+    codes = [(load_code(assemble_vectors, part), words) for part in parts]
+    return BoundCode(codes, len(addresses), symbol)
 
 
 def match_vectors(sink: UOp) -> VectorKernel | None:
@@ -140,18 +116,16 @@ def _match(
     value = graph_rewrite(value, get_transcendental_patterns((Ops.SQRT,), False) + symbolic_simple)
     reader = IndexReader(sink)
     kind = store.src[0].dtype
-    if kind not in (dtypes.float32, dtypes.int32):
-        raise NoMatch
+    refuse_if(kind not in (dtypes.float32, dtypes.int32))
     slot, out = reader.read_load(store.src[0], kind)
     loads = _find_loads(value)
     read = {load: reader.read_load(load, load.src[0].dtype) for load in loads}
-    if any(other == slot and (reduce or index != out) for other, index in read.values()):
-        raise NoMatch  # what it reads may have been written
+    # what it reads may have been written
+    refuse_if(any(other == slot and (reduce or index != out) for other, index in read.values()))
     indices = [out, *(index for _, index in read.values())]
     subs = [sub for loop in loops for sub in reader.split_loop(loop)]
     row, axes = _find_row(subs, indices, [] if reduce is None else reader.split_loop(reduce.src[1]))
-    if len(axes) > len(COUNTER_REGISTERS) or sum(bool(axis.symbol) for axis in axes) > 1:
-        raise NoMatch
+    refuse_if(len(axes) > len(COUNTER_REGISTERS) or sum(bool(axis.symbol) for axis in axes) > 1)
     axes.sort(key=lambda axis: (not axis.symbol, -axis.factors[0]))
     slots = tuple(dict.fromkeys([slot, *(other for other, _ in read.values())]))
     program = _Program(slots)
@@ -194,8 +168,7 @@ def _find_row(
     """Return the axis along which numbers lie one behind the other, and the others."""
     axes = join_axes(subs, indices, Axis)
     rows = join_axes(summed, indices, Axis) if summed else list(axes)
-    if summed and len(rows) != 1:
-        raise NoMatch
+    refuse_if(summed and len(rows) != 1)
     wanted = 0 if summed else 1  # the result's step
     rows = [
         axis
@@ -240,8 +213,7 @@ class _Program:
         strides = tuple(axis.factors[place] * size for axis in axes)
         pointer = Pointer(self._slots.index(slot), row.factors[place] * size, strides)
         if pointer not in self.pointers:
-            if len(self.pointers) == len(POINTER_REGISTERS):
-                raise NoMatch
+            refuse_if(len(self.pointers) == len(POINTER_REGISTERS))
             self.pointers.append(pointer)
         return self.pointers.index(pointer), const * size
 
@@ -256,8 +228,7 @@ class _Program:
         """Return the number of the instruction of a value, or eight times a constant."""
         if uop.op is Ops.CONST:
             return (_encode_constant(uop.val, kind),) * LANES
-        if uop.dtype != kind:
-            raise NoMatch
+        refuse_if(uop.dtype != kind)
         if uop not in self._numbers:
             self._numbers[uop] = self._compute(uop)
         return self._numbers[uop]
@@ -289,8 +260,7 @@ class _Program:
     def _combine(self, uop: UOp) -> int:
         """Add an operation of two operands of one type."""
         kinds = [src.dtype for src in uop.src if src.op is not Ops.CONST]
-        if len(uop.src) != 2 or not kinds or kinds[0] not in _KINDS:
-            raise NoMatch
+        refuse_if(len(uop.src) != 2 or not kinds or kinds[0] not in _KINDS)
         kind = kinds[0]
         one, two = (self.add(src, kind) for src in uop.src)
         if kind == dtypes.int32 and uop.op is Ops.CMPLT:
@@ -312,8 +282,7 @@ class _Program:
 
     def _shift(self, op: Ops, kind: DType, value: int, by: tuple[int, ...]) -> int:
         if op is Ops.FLOORDIV:
-            if by[0] <= 0 or by[0] & (by[0] - 1):
-                raise NoMatch
+            refuse_if(by[0] <= 0 or by[0] & (by[0] - 1))
             by = (by[0].bit_length() - 1,) * LANES
         if op is Ops.SHL:
             return self._append("shift left", value, by)
@@ -337,8 +306,7 @@ class _Program:
     def _load(self, kind: str, load: UOp) -> int:
         pointer, offset, is_row = self._loads[load]
         if not is_row:
-            if kind != "float32":
-                raise NoMatch
+            refuse_if(kind != "float32")
             kind = "one float32"
         return self._append(kind, pointer, offset)
 
@@ -369,7 +337,6 @@ def _get_load_kind(uop: UOp) -> tuple[str, UOp] | None:
     if uop.op is Ops.INDEX and uop.dtype in (dtypes.float32, dtypes.int32):
         return "float32", uop  # all 32 bits alike
     if uop.op is Ops.CAST and uop.src[0].op is Ops.INDEX and uop.src[0].dtype == dtypes.float16:
-        if uop.dtype != dtypes.float32:
-            raise NoMatch
+        refuse_if(uop.dtype != dtypes.float32)
         return "float16", uop.src[0]
     return None

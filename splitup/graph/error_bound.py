@@ -19,15 +19,29 @@ import numpy as np
 
 from splitup.graph.arrays import Array
 from splitup.graph.dtypes import FLOATS, INTEGERS
+from splitup.graph.ir import Node
+from splitup.graph.operations.numpy_reference import check_size
 from splitup.graph.operations.table import OPERATIONS
-from splitup.graph.reference import compute_node
 from splitup.graph.rules import CheckedGraph
+
+
+def compute_node(node: Node, operands: Sequence[Array]) -> Array:
+    """Return the reference's value of one operation, which is neither INPUT, WEIGHT nor STATE.
+
+    Raises InvalidInput when a value has more than ``MAX_REFERENCE_ELEMENTS`` elements.
+    """
+    spec = OPERATIONS[node.op]
+    assert spec.compute is not None  # it is no param
+    if not spec.is_sized_by_result:
+        check_size(np.broadcast_shapes(*(operand.shape for operand in operands)))
+    with np.errstate(all="ignore"):  # overflow, division by zero and NaN have defined results
+        return spec.compute(node, operands)
 
 
 def compute_bounds(
     graph: CheckedGraph, nodes: Sequence[int], values: dict[int, Array]
 ) -> dict[int, Array]:
-    """Compute ``nodes`` into ``values`` as ``compute_nodes`` does; return the bounds of each.
+    """Compute ``nodes``, which ascend, into ``values`` by the reference; return the bounds of each.
 
     The graph has no symbols. What ``values`` holds at the start is exact: both sides have read the
     same bytes. Bounds are float64 arrays of their value's shape; of a bool, 1 where a kernel may

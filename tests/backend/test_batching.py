@@ -9,7 +9,6 @@ import pytest
 
 from splitup.backend.compiler.schedule import compile_graph
 from splitup.backend.devices.device_choice import select_device
-from splitup.backend.native_code import find_native_code
 from splitup.backend.runtime import TaskProgram
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput
@@ -162,7 +161,7 @@ def test_products_with_states_work_on_views_of_rows(threads: int) -> None:
     graph = make_product_with_state(n, k)
     device = select_device().device
     launches = compile_graph(check_graph(graph), device).launches
-    kind = "executable" if find_native_code(device) is None else "native"
+    kind = "native" if native_kernels.computes_for(device) else "executable"
     assert (kind, False) in [(launch.kind, launch.is_shared) for launch in launches]
     program = TaskProgram.from_graph(
         check_graph(graph), lambda name: memoryview(b""), threads=threads

@@ -64,10 +64,6 @@ OWNERS = {
     "torchao": {"extras/edge"},
     "executorch": {"extras/edge"},
 }
-# The only modules that may import these packages: each stands behind an interface.
-INTERFACES = {
-    "splitup.cpu": {"splitup.backend.native_code", "splitup.backend.launching"},
-}
 FORBIDDEN_IN_PROTOCOL = {
     *("asyncio", "aiohttp", "web3", "boto3", "tinygrad", "time", "random", "os"),
     *("socket", "sqlite3", "secrets", "datetime", "threading"),
@@ -139,16 +135,6 @@ def test_imports_go_down(package: str, path: Path) -> None:
         if package == head == "splitup" and rest and own in ALLOWED:
             allowed = rest[0] == own or rest[0] in ALLOWED[own]
             assert allowed, f"{relative} imports {module}; {own} may not import {rest[0]}"
-
-
-@pytest.mark.parametrize("hidden", sorted(INTERFACES))
-def test_a_package_behind_an_interface_is_imported_by_that_alone(hidden: str) -> None:
-    importers = {
-        get_module(package, path)
-        for package, path in iter_sources()
-        if any(f"{module}.".startswith(f"{hidden}.") for module in imported_modules(path))
-    }
-    assert {name for name in importers if not name.startswith(hidden)} == INTERFACES[hidden]
 
 
 def test_no_module_is_in_a_circle() -> None:

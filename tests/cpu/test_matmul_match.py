@@ -12,7 +12,7 @@ from splitup.backend.devices.device_choice import select_device
 from splitup.backend.runtime import TaskProgram
 from splitup.cpu.matmul_match import Matmul
 from splitup.cpu.matmul_shape import Bound, LookupShape, MatmulShape, ProductKind
-from splitup.cpu.native_kernels import BoundMatmul, is_supported
+from splitup.cpu.native_kernels import bind_matmul, is_supported
 from splitup.cpu.vector_match import VectorKernel
 from splitup.graph.ir import Graph
 from splitup.graph.memory import BUFFER_ALIGNMENT
@@ -56,7 +56,7 @@ def call(
     rows: Any = None,
 ) -> np.ndarray:
     addresses = [array.ctypes.data for array in (out, a, b)]
-    BoundMatmul(matmul, addresses, threads, rows or {})()
+    bind_matmul(matmul, addresses, threads, rows or {})()
     return out
 
 
@@ -145,7 +145,7 @@ def look_up(
     shape = MatmulShape(style, kind, k, 4, 4 * n, 4 * k, 4, 0, 0, lookup)  # type: ignore[arg-type]
     matmul = Matmul(shape, (0, 1, 2, 3), n, t, "", ((0, 0, 0),), rows)
     addresses = [array.ctypes.data for array in (out, a, b, numbers)]
-    BoundMatmul(matmul, addresses, threads, {})()
+    bind_matmul(matmul, addresses, threads, {})()
     return out
 
 

@@ -16,8 +16,8 @@ from splitup_deploy.frontends.tracing import TracedModel
 
 from splitup.core.tensors import TensorSpec, bytes_to_array
 from splitup.graph.arrays import Array, get_array_dtype
+from splitup.graph.error_bound import compute_node
 from splitup.graph.ir import Graph, bind_rows, count_rows, parse_graph
-from splitup.graph.reference import compute_nodes
 from splitup.graph.rules import CheckedGraph, check_graph
 
 
@@ -44,7 +44,9 @@ class ReferenceProgram:
             for index, node in enumerate(graph.nodes)
             if node.op in given
         }
-        compute_nodes(graph, [i for i in range(len(graph.nodes)) if i not in values], values)
+        for index, node in enumerate(graph.nodes):
+            if index not in values:
+                values[index] = compute_node(node, [values[src] for src in node.srcs])
         for update in graph.updates:
             state[update.state] = values[update.node]
         return [values[output.node].tobytes() for output in graph.outputs]

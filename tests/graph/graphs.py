@@ -9,9 +9,9 @@ import numpy as np
 
 from splitup.core.tensors import TensorSpec, encode_safetensors_header
 from splitup.graph.arrays import Array
+from splitup.graph.error_bound import compute_node
 from splitup.graph.ir import Arg, Graph, GraphOutput, Node, Symbol, Update, Weight, bind_rows
 from splitup.graph.operations.table import PARAMS
-from splitup.graph.reference import compute_nodes
 from splitup.graph.rules import check_graph
 
 
@@ -114,7 +114,7 @@ def compute_graph(graph: Graph, params: Mapping[tuple[str, int], Array]) -> dict
             assert isinstance(node.arg, int)
             values[index] = params[node.op, node.arg]
         else:
-            compute_nodes(bound, (index,), values)
+            values[index] = compute_node(node, [values[src] for src in node.srcs])
     return values
 
 

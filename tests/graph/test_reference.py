@@ -17,10 +17,9 @@ from splitup.core.errors import InvalidInput
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
 from splitup.graph.arrays import decode_array, encode_array, round_array
 from splitup.graph.dtypes import FLOATS, INTEGERS, round_float
-from splitup.graph.error_bound import compute_bounds, is_within
+from splitup.graph.error_bound import compute_bounds, compute_node, is_within
 from splitup.graph.ir import Node, encode_float
 from splitup.graph.operations.table import ARITHMETIC, OPERATIONS, PARAMS
-from splitup.graph.reference import compute_node
 from splitup.graph.rules import check_graph
 from tests.graph.graphs import Builder, compute_graph, list_operands, list_region, make_counter
 

@@ -10,7 +10,7 @@ MUTANTS: Final = (
     Mutant(
         "numbers beyond a table",
         "splitup/cpu/row_copies.py",
-        '        asm.jump("jge", "zeros")\n',
+        '            asm.jump("jge", "zeros")\n',
         "",
         "tests/cpu/test_row_copies.py::test_rows_that_numbers_name_are_copied",
         is_quick=False,

@@ -161,8 +161,7 @@ async def _open_market(
 ) -> WorkerModel:
     from splitup.client.leases import LeaseOptions, LeasePool
     from splitup.core.errors import InvalidInput
-    from splitup_speculation.lease import LeasedModel
-    from splitup_speculation.servers import WorkerModel
+    from splitup_speculation.servers import LeasedModel, WorkerModel
 
     found = await net.fetch_text_model(model)
     if found.manifest.client is not None:

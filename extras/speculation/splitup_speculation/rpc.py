@@ -58,6 +58,11 @@ _SERVER_OPTIONS: Final = [
 ]
 
 Handler = Callable[[Any], Awaitable[Any]]
+_STATUS: Final[Mapping[type[SplitUpError], grpc.StatusCode]] = {  # of a worker's errors
+    Throttled: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
+    Refused: grpc.StatusCode.FAILED_PRECONDITION,
+}
 _log = logging.getLogger("splitup.workers")
 _model_ns: ContextVar[list[int]] = ContextVar("model_ns")
 _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
@@ -186,15 +191,11 @@ def _answer(
         except DecodeError:
             code = grpc.StatusCode.INVALID_ARGUMENT
             message = f"this is no {kind.__name__}, or its tree is nested too deep"
-        except Throttled as error:
-            code, message = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
-        except InvalidInput as error:
-            code, message = grpc.StatusCode.INVALID_ARGUMENT, str(error)
-        except Refused as error:
-            code, message = grpc.StatusCode.FAILED_PRECONDITION, str(error)
         except SplitUpError as error:
-            code, message = grpc.StatusCode.UNAVAILABLE, str(error)
-            _log.warning("%s", error)
+            kinds = (status for kind, status in _STATUS.items() if isinstance(error, kind))
+            code, message = next(kinds, grpc.StatusCode.UNAVAILABLE), str(error)
+            if code is grpc.StatusCode.UNAVAILABLE:
+                _log.warning("%s", error)
         except Exception:
             code, message = grpc.StatusCode.INTERNAL, "the worker failed; its log says why"
             _log.exception("a call failed")
@@ -271,10 +272,10 @@ async def call(
         return await ask(request, timeout=timeout_s)
     except grpc.aio.AioRpcError as error:
         said = error.details() or "no reason given"
-        if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+        if error.code() is _STATUS[InvalidInput]:
             raise InvalidInput(f"the worker refused a request: {said}") from None
-        if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+        if error.code() is _STATUS[Refused]:
             raise Refused(said, status=409) from None
-        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        if error.code() is _STATUS[Throttled]:
             raise Throttled(said) from None
         raise SplitUpError(f"{method} failed ({error.code().name}): {said}") from None

@@ -11,6 +11,7 @@ import asyncio
 import time
 from asyncio import Future, Lock
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Generic, Protocol
@@ -18,13 +19,14 @@ from typing import Final, Generic, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from splitup.client.leases import Lease, LeasePool
 from splitup.core.errors import InvalidInput
 from splitup.decode.adjusted_sampler import AdjustedSampler
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import TokenChooser
 from splitup.decode.speculation.sources import ModelDrafts, ModelRates, TokenTree
 from splitup.decode.speculation.tree import TreeNode, walk
-from splitup.decode.step import StepInput, check_path, make_tree_step
+from splitup.decode.step import StepInput, check_path, make_arrays, make_tree_step
 from splitup.graph.manifest import TextInfo
 from splitup_speculation import speculation_pb2 as pb
 from splitup_speculation.rpc import Handler, get_caller, get_deadline_s, time_model
@@ -346,3 +348,36 @@ class OrderedModel:
     async def end(self) -> None:
         """Free the cache."""
         await self._model.end()
+
+
+class LeasedModel:
+    """Computes on the market's nodes; a lease is borrowed at the first step."""
+
+    def __init__(self, pool: LeasePool, chunk: int, steps: int) -> None:
+        """Take leases of ``pool`` that have at least so many ``steps`` left."""
+        self._pool = pool
+        self._chunk = chunk
+        self._steps = steps
+        self._lease: Lease | None = None
+        self._stack = AsyncExitStack()
+        self._order = asyncio.Lock()
+
+    async def compute(self, step: StepInput) -> npt.NDArray[np.float32]:
+        """Return the logits of a step; the next one may be sent meanwhile.
+
+        Raises Refused when the lease has no step left, and what a session raises.
+        """
+        async with self._order:
+            if self._lease is None:
+                borrowed = self._pool.borrow("", step.tokens, self._steps)
+                self._lease = await self._stack.enter_async_context(borrowed)
+            if not self._lease.can_go_on(1, asyncio.get_running_loop().time()):
+                raise refuse_step("the session's paid steps or seconds are used up")
+            self._lease.contents.feed(step)
+            result = self._lease.session.submit(make_arrays(step, self._chunk))
+        logits: npt.NDArray[np.float32] = (await result)["logits"]
+        return logits
+
+    async def end(self) -> None:
+        """Give the lease back."""
+        await self._stack.aclose()

@@ -27,9 +27,9 @@ from typing import Final
 
 from splitup.backend.compiler.schedule import Schedule, compile_graph
 from splitup.backend.compiler.schedule_bytes import decode_schedule, encode_schedule
-from splitup.backend.native_code import find_native_code
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel, SplitUpError
+from splitup.cpu.native_kernels import computes_for
 from splitup.graph.rules import CheckedGraph, load_graph
 from splitup.sandbox.fork import run_in_fork
 from splitup.sandbox.memory import get_data_bytes, lower
@@ -52,7 +52,7 @@ def compile_apart(load: Callable[[], CheckedGraph], device: str) -> Schedule:
     together take too much memory. Raises TooSlow when they take too much time, and Unavailable when
     this machine lacks something.
     """
-    return decode_schedule(compile_to_bytes(load, device), find_native_code(device))
+    return decode_schedule(compile_to_bytes(load, device))
 
 
 def compile_to_bytes(load: Callable[[], CheckedGraph], device: str, *, patience: int = 1) -> bytes:
@@ -60,7 +60,6 @@ def compile_to_bytes(load: Callable[[], CheckedGraph], device: str, *, patience:
 
     With ``patience`` it may take so many times the usual time.
     """
-    native = find_native_code(device)
     _prepare(device)
     used_bytes = get_data_bytes()
 
@@ -71,8 +70,7 @@ def compile_to_bytes(load: Callable[[], CheckedGraph], device: str, *, patience:
             _limit(0, used_bytes, factor)
             graph = load()
             _limit(graph.compile_us, used_bytes, factor)
-            schedule = compile_graph(graph, device)
-            return encode_schedule(schedule, native)
+            return encode_schedule(compile_graph(graph, device))
         except SplitUpError:
             raise
         except MemoryError:
@@ -90,7 +88,7 @@ def _prepare(device: str) -> None:
     Its patterns become code when they are first tried, which takes a tenth of a second: two thirds
     of what a small task takes. Where there is a driver, it must not be opened before the fork.
     """
-    if find_native_code(device) is not None:
+    if computes_for(device):
         compile_graph(load_graph(_OURS), device)
 
 

@@ -160,8 +160,11 @@ class _Scope:
         if (held := self.find_held(position)) is not None:
             return held[0]
         node = self.graph.nodes[position]
-        ports = {"INPUT": self.inputs, "WEIGHT": self.weights, "STATE": self.states}[node.op]
-        return ports[_get_integer(node)][0]
+        return self.get_ports(node.op)[_get_integer(node)][0]
+
+    def get_ports(self, op: str) -> list[tuple[UOp, UOp]]:
+        """Return the ports that an operation gives the value of."""
+        return {"INPUT": self.inputs, "WEIGHT": self.weights, "STATE": self.states}[op]
 
     def lower(self, part: GraphPart) -> tuple[UOp, ...]:
         """Return the operations that compute a part's roots; other values are read from memory."""
@@ -208,16 +211,9 @@ def _view(buffer: UOp, shape: tuple[int, ...], dims: Dims, variables: Mapping[st
 Lower = Callable[[_Scope, int, list[UOp]], UOp]  # scope, position of the node, lowered operands
 
 
-def _lower_input(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
-    return scope.inputs[_get_integer(scope.graph.nodes[position])][1]
-
-
-def _lower_weight(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
-    return scope.weights[_get_integer(scope.graph.nodes[position])][1]
-
-
-def _lower_state(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
-    return scope.states[_get_integer(scope.graph.nodes[position])][1]
+def _lower_port(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    node = scope.graph.nodes[position]
+    return scope.get_ports(node.op)[_get_integer(node)][1]
 
 
 def _lower_iota(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
@@ -238,20 +234,14 @@ def _lower_const(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
     return UOp.const(value, get_tinygrad_dtype(node.dtype))
 
 
-def _lower_sizes(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
-    """Lower a movement whose argument is a list of sizes or axes."""
+def _lower_movement(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
+    """Lower a movement whose argument is a list of sizes or axes, or (offset, size) per axis."""
     node = scope.graph.nodes[position]
     assert isinstance(node.arg, tuple)  # as check_graph has seen
-    sizes = tuple(scope.bind(size) for size in node.arg if not isinstance(size, tuple))
-    return operands[0]._mop(Ops[node.op], sizes)
-
-
-def _lower_pairs(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
-    """Lower a movement whose argument is (offset, size) per axis."""
-    node = scope.graph.nodes[position]
-    assert isinstance(node.arg, tuple)  # as check_graph has seen
-    pairs = (item for item in node.arg if isinstance(item, tuple))
-    bound = tuple((offset, scope.bind(size)) for offset, size in pairs)
+    bound = tuple(
+        (item[0], scope.bind(item[1])) if isinstance(item, tuple) else scope.bind(item)
+        for item in node.arg
+    )
     return operands[0]._mop(Ops[node.op], bound)
 
 
@@ -287,10 +277,6 @@ def _lower_negation(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
     if scope.graph.nodes[position].dtype in INTEGERS:
         return compute_wrapped(Ops.SUB, UOp.const(0, value.dtype), value)
     return UOp(Ops.NEG, src=(value,))
-
-
-def _lower_shift_left(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
-    return shift_left(*operands)
 
 
 def _lower_division(scope: _Scope, position: int, operands: list[UOp]) -> UOp:
@@ -368,47 +354,23 @@ def _get_integer(node: Node) -> int:
 
 LOWERINGS: Final[Mapping[str, Lower]] = MappingProxyType(
     {
-        "INPUT": _lower_input,
-        "WEIGHT": _lower_weight,
-        "STATE": _lower_state,
+        **dict.fromkeys(("INPUT", "WEIGHT", "STATE"), _lower_port),
         "IOTA": _lower_iota,
         "CONST": _lower_const,
-        "RESHAPE": _lower_sizes,
-        "EXPAND": _lower_sizes,
-        "PERMUTE": _lower_sizes,
-        "PAD": _lower_pairs,
-        "SHRINK": _lower_pairs,
+        **dict.fromkeys(("RESHAPE", "EXPAND", "PERMUTE", "PAD", "SHRINK"), _lower_movement),
         "FLIP": _lower_flip,
         "CAST": _lower_cast,
         "BITCAST": _lower_bitcast,
-        "EXP2": _lower_plain,
-        "LOG2": _lower_plain,
+        **dict.fromkeys(("EXP2", "LOG2", "POW", "SQRT", "RECIPROCAL", "TRUNC"), _lower_plain),
         "SIN": _lower_sine,
-        "POW": _lower_plain,
-        "SQRT": _lower_plain,
-        "RECIPROCAL": _lower_plain,
-        "TRUNC": _lower_plain,
         "NEG": _lower_negation,
-        "ADD": _lower_arithmetic,
-        "SUB": _lower_arithmetic,
-        "MUL": _lower_arithmetic,
+        **dict.fromkeys(("ADD", "SUB", "MUL"), _lower_arithmetic),
         "FDIV": _lower_float_division,
-        "MAX": _lower_plain,
-        "AND": _lower_plain,
-        "OR": _lower_plain,
-        "XOR": _lower_plain,
-        "CDIV": _lower_division,
-        "CMOD": _lower_division,
-        "FLOORDIV": _lower_division,
-        "FLOORMOD": _lower_division,
-        "SHL": _lower_shift_left,
-        "SHR": _lower_plain,
-        "CMPLT": _lower_plain,
-        "CMPNE": _lower_plain,
-        "CMPEQ": _lower_plain,
-        "WHERE": _lower_plain,
+        **dict.fromkeys(("MAX", "AND", "OR", "XOR", "SHR"), _lower_plain),
+        **dict.fromkeys(("CDIV", "CMOD", "FLOORDIV", "FLOORMOD"), _lower_division),
+        "SHL": lambda scope, position, operands: shift_left(*operands),
+        **dict.fromkeys(("CMPLT", "CMPNE", "CMPEQ", "WHERE", "STACK"), _lower_plain),
         "LOOKUP": _lower_lookup,
-        "STACK": _lower_plain,
         "REDUCE": _lower_reduce,
         "CONTIGUOUS": _lower_contiguous,
     }

@@ -34,9 +34,10 @@ from splitup.backend.compiler.lowering import Lowered, lower_graph
 from splitup.backend.compiler.simplified_sizes import keep_simplified
 from splitup.backend.compiler.tinygrad_fixes import install_fixes, keep_order
 from splitup.backend.compiler.unrolling import NotTiled, install_bound
-from splitup.backend.native_code import NativeCode, NativeKernel, find_native_code
 from splitup.core.errors import InvalidModel, SplitUpError
 from splitup.core.garbage_collection import pause_garbage_collection
+from splitup.cpu import native_kernels
+from splitup.cpu.native_kernels import NativeKernel
 from splitup.graph.ir import Graph
 from splitup.graph.rules import CheckedGraph
 
@@ -169,13 +170,13 @@ def _compile(graph: CheckedGraph, device: str, uses_native_code: bool) -> Schedu
     keep_simplified()
     install_bound()
     lowered = lower_graph(graph, device)
-    native = find_native_code(device) if uses_native_code else None
+    is_native = uses_native_code and native_kernels.computes_for(device)
     with Context(**_SETTINGS):
         linear = _schedule_parts(lowered)
         plan = plan_memory(linear, lowered)
-        updates = {} if native is None else _find_updates(graph, lowered, native)
+        updates = _find_updates(graph, lowered) if is_native else {}
         kinds = find_kinds(graph, lowered)
-        kernels = list(_iter_kernels(plan, kinds, lowered, native, updates))
+        kernels = list(_iter_kernels(plan, kinds, lowered, is_native, updates))
         rest = tuple(kernel.call for kernel in kernels if kernel.native is None)
         tiled = _compile_tiled(rest, device)
         compiled = iter(lower_and_compile(linear.replace(src=rest)).src)
@@ -261,7 +262,7 @@ class _Update:
 _Updates = dict[UOp, _Update]  # by the buffer of the state's new value
 
 
-def _find_updates(graph: CheckedGraph, lowered: Lowered, native: NativeCode) -> _Updates:
+def _find_updates(graph: CheckedGraph, lowered: Lowered) -> _Updates:
     in_memory = [index for index, node in enumerate(graph.nodes) if node.op == "CONTIGUOUS"]
     stored = dict(zip(in_memory, lowered.values, strict=True))
     stored |= {
@@ -270,7 +271,7 @@ def _find_updates(graph: CheckedGraph, lowered: Lowered, native: NativeCode) -> 
         if node.op == "INPUT" and isinstance(node.arg, int)
     }
     updates: _Updates = {}
-    for state, found in native.match_updates(graph).items():
+    for state, found in native_kernels.match_updates(graph).items():
         new, old = lowered.updates[state], lowered.states[state]
         buffers = new, old, stored[found.fresh], lowered.inputs[found.layout]
         updates[new] = _Update(found.kernel, buffers)
@@ -281,12 +282,13 @@ def _iter_kernels(
     plan: MemoryPlan,
     kinds: dict[UOp, BufferKind],
     lowered: Lowered,
-    native: NativeCode | None,
+    is_native: bool,
     updates: _Updates,
 ) -> Iterator[_Kernel]:
     for position, update in _find_needed(plan, lowered, updates).items():
         whole, buffers = plan.calls[position], plan.buffers[position]
-        for call in (whole,) if native is None or update is not None else native.split_call(whole):
+        is_split = is_native and update is None
+        for call in native_kernels.split_call(whole) if is_split else (whole,):
             operands = tuple(get_call_arg_uops(call))
             is_shared = classify_kernel(call.src[0], [buffers[item] for item in operands], kinds)
             given = {item: kinds[buffers[item]] for item in operands}
@@ -297,7 +299,7 @@ def _iter_kernels(
                     call, update.kernel, taken, update.buffers, given, is_shared, is_update=True
                 )
                 continue
-            found = None if native is None else native.match_kernel(call.src[0])
+            found = native_kernels.match_kernel(call.src[0]) if is_native else None
             kernel, taken = None, operands
             if found is not None:
                 kernel, taken = found[0], tuple(operands[slot] for slot in found[1])

@@ -15,14 +15,14 @@ from dataclasses import astuple
 from typing import Any, Final
 
 from splitup.backend.compiler.schedule import Block, Executable, Launch, Place, Schedule
-from splitup.backend.native_code import NativeCode
 from splitup.core import limits
 from splitup.core.codec import parse_json
+from splitup.cpu.native_kernels import decode_kernel, encode_kernel
 
 _LENGTH: Final = struct.Struct("<I")
 
 
-def encode_schedule(schedule: Schedule, native: NativeCode | None) -> bytes:
+def encode_schedule(schedule: Schedule) -> bytes:
     """Return a schedule's bytes."""
     header = [
         schedule.inputs,
@@ -31,7 +31,7 @@ def encode_schedule(schedule: Schedule, native: NativeCode | None) -> bytes:
         schedule.values,
         [_list_place(place) for place in schedule.outputs],
         [_list_executable(item) for item in schedule.executables],
-        [] if native is None else [native.encode_kernel(kernel) for kernel in schedule.natives],
+        [encode_kernel(kernel) for kernel in schedule.natives],
         [
             [one.kind, one.index, one.is_shared, one.tiled, *map(_list_place, one.places)]
             for one in schedule.launches
@@ -46,7 +46,7 @@ def encode_schedule(schedule: Schedule, native: NativeCode | None) -> bytes:
     return _LENGTH.pack(len(text)) + text + codes
 
 
-def decode_schedule(data: bytes, native: NativeCode | None) -> Schedule:
+def decode_schedule(data: bytes) -> Schedule:
     """Return the schedule of ``encode_schedule``."""
     (length,) = _LENGTH.unpack_from(data)
     end = _LENGTH.size + length
@@ -67,7 +67,7 @@ def decode_schedule(data: bytes, native: NativeCode | None) -> Schedule:
         values=tuple(values),
         outputs=tuple(Place(*place) for place in outputs),
         executables=tuple(read),
-        natives=() if native is None else tuple(map(native.decode_kernel, natives)),
+        natives=tuple(map(decode_kernel, natives)),
         launches=tuple(
             Launch(kind, index, tuple(Place(*place) for place in places), is_shared, tiled)
             for kind, index, is_shared, tiled, *places in launches

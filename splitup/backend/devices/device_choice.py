@@ -31,8 +31,8 @@ from tinygrad.helpers import CACHELEVEL, DEV, NUM_CPU_THREADS, PARALLEL
 from tinygrad.runtime.support.compiler_cpu import ClangCompiler
 
 from splitup.backend.compiler import row_sums
-from splitup.backend.native_code import CPU_CLASS_PART, find_native_code
 from splitup.core.errors import ConfigurationError, Unavailable
+from splitup.cpu import native_kernels
 
 OTHER_DEVICE: Final = "; unset DEV, or set DEV=CPU:X86 on x86-64"  # ends an error about DEV
 GPU_DEVICES: Final = ("METAL", "AMD", "NV", "CUDA")  # in the order tinygrad itself tries them
@@ -197,7 +197,7 @@ def _select_cpu_renderer() -> tuple[str, str]:
 def get_common_class() -> str:
     """Return the class of x86-64 machines with AVX2, without a GPU or a compiler."""
     version = importlib.metadata.version("tinygrad")
-    return f"tinygrad {version}/CPU:X86/x86_64/{CPU_CLASS_PART}"
+    return f"tinygrad {version}/CPU:X86/x86_64/{native_kernels.CLASS_PART}"
 
 
 def _get_class(device: str, renderer: str, clang: str) -> str:
@@ -216,8 +216,8 @@ def _get_class(device: str, renderer: str, clang: str) -> str:
         parts.append(_get_llvm_version())
     if row_sums.applies_to(Device[device].renderer):
         parts.append(row_sums.CLASS_PART)
-    if (native := find_native_code(device)) is not None:
-        parts.append(native.CLASS_PART)
+    if native_kernels.computes_for(device):
+        parts.append(native_kernels.CLASS_PART)
     if clang:
         banner = subprocess.run([clang, "--version"], capture_output=True, text=True, check=False)
         parts.append((banner.stdout.splitlines() or ["unknown clang"])[0])

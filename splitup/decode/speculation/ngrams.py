@@ -86,20 +86,33 @@ class NgramRates:
         self.by_length = {length: DraftRate(prior) for length, prior in _NGRAM_PRIORS.items()}
 
 
-class NgramDrafts(InstantDrafts):
-    """What followed the last tokens where they occurred before in the text, newest first."""
+class FollowerDrafts(InstantDrafts):
+    """What followed the last tokens, newest first, as far as it was noted."""
 
-    def __init__(self, request: TextRequest, rates: NgramRates) -> None:
-        self._ends = request.eos_ids
-        self._longest = max(rates.by_length)
-        self._followers = Followers(rates.by_length)
+    def __init__(
+        self, request: TextRequest, rates: Mapping[int, DraftRate], most: int | None = None
+    ) -> None:
+        self._request = request
+        self._longest = max(rates)
+        self._followers = Followers(rates, most)
 
     def draft(self, text: Sequence[int], root: TreeNode, nodes: Sequence[TreeNode]) -> None:
-        """Draft from the text as it is now."""
-        self._followers.read(text)
+        """Draft from what is known now."""
         for node in nodes:
             node.seen_by.append(self)
             last = [*text[-self._longest :], *(node.list_path(root) or ())]
             for rate, found in self._followers.find(last):
-                node.add_drafts(rate, found, self._ends)
+                node.add_drafts(rate, found, self._request.eos_ids)
                 break
+
+
+class NgramDrafts(FollowerDrafts):
+    """What followed the last tokens where they occurred before in the text."""
+
+    def __init__(self, request: TextRequest, rates: NgramRates) -> None:
+        super().__init__(request, rates.by_length)
+
+    def draft(self, text: Sequence[int], root: TreeNode, nodes: Sequence[TreeNode]) -> None:
+        """Draft from the text as it is now."""
+        self._followers.read(text)
+        super().draft(text, root, nodes)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from splitup.decode.prompt import TextRequest
-from splitup.decode.speculation.ngrams import Followers, InstantDrafts
+from splitup.decode.speculation.ngrams import FollowerDrafts
 from splitup.decode.speculation.rates import DraftRate
 from splitup.decode.speculation.tree import TreeNode
 
@@ -34,12 +34,11 @@ class TargetNgramRates:
         self.by_length = {length: DraftRate(_PRIOR) for length in _LENGTHS}
 
 
-class TargetNgrams(InstantDrafts):
+class TargetNgrams(FollowerDrafts):
     """The pool of one text."""
 
     def __init__(self, request: TextRequest, rates: TargetNgramRates) -> None:
-        self._request = request
-        self._followers = Followers(rates.by_length, _MOST_NGRAMS)
+        super().__init__(request, rates.by_length, _MOST_NGRAMS)
 
     def learn(
         self, text: Sequence[int], nodes: Sequence[TreeNode], logits: npt.NDArray[np.float32]
@@ -58,14 +57,5 @@ class TargetNgrams(InstantDrafts):
             ranked = sampler.rank(row[:vocab], node.position, 1, path[1:])
             if not ranked:  # a target worker keeps its logits
                 continue
-            before = (*text[max(top.position - max(_LENGTHS), 0) : top.position], *path)
+            before = (*text[max(top.position - self._longest, 0) : top.position], *path)
             self._followers.add(before, ranked[0][0])
-
-    def draft(self, text: Sequence[int], root: TreeNode, nodes: Sequence[TreeNode]) -> None:
-        """Draft from the pool as it is now."""
-        for node in nodes:
-            node.seen_by.append(self)
-            last = [*text[-max(_LENGTHS) :], *(node.list_path(root) or ())]
-            for rate, found in self._followers.find(last):
-                node.add_drafts(rate, found, self._request.eos_ids)
-                break

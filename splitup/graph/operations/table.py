@@ -7,6 +7,7 @@ what it is in tinygrad. What an operation means is described in ``splitup.graph.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -25,22 +26,11 @@ _INTEGERS: Final = frozenset(INTEGERS)
 _BITS: Final = _INTEGERS | {"bool"}
 
 
-def _param(infer: Infer) -> OpSpec:
+def _given(
+    kind: Kind, infer: Infer, compute: Compute | None = None, propagate: Propagate = known.unknown
+) -> OpSpec:
     return OpSpec(
-        kind="param",
-        arity=0,
-        infer=infer,
-        compute=None,
-        bound=None,
-        propagate=known.unknown,
-        work=shapes.no_work,
-        has_argument=True,
-    )
-
-
-def _constant(infer: Infer, compute: Compute, propagate: Propagate) -> OpSpec:
-    return OpSpec(
-        kind="constant",
+        kind=kind,
         arity=0,
         infer=infer,
         compute=compute,
@@ -48,6 +38,20 @@ def _constant(infer: Infer, compute: Compute, propagate: Propagate) -> OpSpec:
         propagate=propagate,
         work=shapes.no_work,
         has_argument=True,
+    )
+
+
+def _moved(
+    arity: int | None, infer: Infer, compute: Compute, propagate: Propagate = known.known_same
+) -> OpSpec:
+    return OpSpec(
+        kind="other",
+        arity=arity,
+        infer=infer,
+        compute=compute,
+        bound=bounds.moved_bound(compute),
+        propagate=propagate,
+        work=shapes.no_work,
     )
 
 
@@ -58,17 +62,8 @@ def _movement(
     *,
     is_sized_by_result: bool = False,
 ) -> OpSpec:
-    return OpSpec(
-        kind="movement",
-        arity=1,
-        infer=infer,
-        compute=compute,
-        bound=bounds.moved_bound(compute),
-        propagate=propagate,
-        work=shapes.no_work,
-        has_argument=True,
-        is_sized_by_result=is_sized_by_result,
-    )
+    spec = _moved(1, infer, compute, propagate)
+    return replace(spec, kind="movement", has_argument=True, is_sized_by_result=is_sized_by_result)
 
 
 def _conversion(
@@ -142,11 +137,11 @@ def _plain(
 OPERATIONS: Final = MappingProxyType(
     {
         # values that are given
-        "INPUT": _param(shapes.infer_param(lambda graph: graph.inputs)),
-        "WEIGHT": _param(shapes.infer_param(lambda graph: graph.weights)),
-        "STATE": _param(shapes.infer_param(lambda graph: graph.states)),
-        "IOTA": _constant(shapes.infer_iota, reference.compute_iota, known.unknown),
-        "CONST": _constant(shapes.infer_const, reference.compute_const, known.known_const),
+        "INPUT": _given("param", shapes.infer_param(lambda graph: graph.inputs)),
+        "WEIGHT": _given("param", shapes.infer_param(lambda graph: graph.weights)),
+        "STATE": _given("param", shapes.infer_param(lambda graph: graph.states)),
+        "IOTA": _given("constant", shapes.infer_iota, reference.compute_iota),
+        "CONST": _given("constant", shapes.infer_const, reference.compute_const, known.known_const),
         # movement
         "RESHAPE": _movement(
             shapes.infer_reshape, reference.compute_reshape, is_sized_by_result=True
@@ -246,15 +241,7 @@ OPERATIONS: Final = MappingProxyType(
             work=shapes.work_per_result,
             is_sized_by_result=True,
         ),
-        "STACK": OpSpec(
-            kind="other",
-            arity=None,
-            infer=shapes.infer_stack,
-            compute=reference.compute_stack,
-            bound=bounds.moved_bound(reference.compute_stack),
-            propagate=known.zero_if_all_are,
-            work=shapes.no_work,
-        ),
+        "STACK": _moved(None, shapes.infer_stack, reference.compute_stack, known.zero_if_all_are),
         "REDUCE": OpSpec(
             kind="other",
             arity=1,
@@ -265,15 +252,7 @@ OPERATIONS: Final = MappingProxyType(
             work=shapes.work_per_operand,
             has_argument=True,
         ),
-        "CONTIGUOUS": OpSpec(
-            kind="other",
-            arity=1,
-            infer=shapes.infer_same,
-            compute=reference.compute_contiguous,
-            bound=bounds.moved_bound(reference.compute_contiguous),
-            propagate=known.known_same,
-            work=shapes.no_work,
-        ),
+        "CONTIGUOUS": _moved(1, shapes.infer_same, reference.compute_contiguous),
     }
 )
 

@@ -16,9 +16,9 @@ from splitup_deploy.frontends.source_model import Sizes
 
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.graph.arrays import Array, get_array_dtype
+from splitup.graph.error_bound import compute_node
 from splitup.graph.ir import bind_rows
 from splitup.graph.manifest import get_task_key, get_weights_key
-from splitup.graph.reference import compute_nodes
 from splitup.graph.rules import CheckedGraph, check_graph, load_graph
 from tests.deploy.checkpoints import CASES, save_checkpoint
 from tests.deploy.ggufs import save_gguf
@@ -101,7 +101,7 @@ def run_reference(graph: CheckedGraph, weights: Sequence[Array], steps: Steps) -
             if node.op in given:
                 values[index] = given[node.op][node.arg]  # type: ignore[index]
             else:
-                compute_nodes(bound, [index], values)
+                values[index] = compute_node(node, [values[src] for src in node.srcs])
         results.append([values[output.node] for output in bound.outputs])
         states = list(states)
         for update in bound.updates:

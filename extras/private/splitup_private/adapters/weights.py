@@ -25,7 +25,8 @@ from pydantic import ValidationError
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.limits import MAX_NAME_CHARS
-from splitup.core.tensors import SafeTensor, get_numpy_dtype, validate_safetensors
+from splitup.core.tensors import SafeTensor, TensorSpec, validate_safetensors
+from splitup.graph.arrays import decode_array
 from splitup_private.adapters.layout import Floats, SlotLayout
 from splitup_private.adapters.messages import AdapterInfo
 from splitup_private.adapters.parameters import ANSWER_BITS, MAX_RANK, MAX_WIDTH, choose_parameters
@@ -172,7 +173,4 @@ def _read_tensor(file: Path, key: str, tensor: SafeTensor) -> npt.NDArray[Any]:
     with file.open("rb") as opened:
         opened.seek(tensor.start)
         data = opened.read(tensor.end - tensor.start)
-    array = np.frombuffer(data, get_numpy_dtype(tensor.dtype)).reshape(tensor.shape)
-    if tensor.dtype == "bfloat16":
-        array = (array.astype(np.uint32) << 16).view(np.float32)
-    return array
+    return decode_array(TensorSpec(key, tensor.dtype, tensor.shape), data)
