@@ -128,7 +128,7 @@ class BenchNode:
     async def _handle_plan(self, request: web.Request) -> web.Response:
         certificate = PlanCertificate.from_value(await read_json(request))
         asked = certificate.plan.request
-        if not self.engine.is_known(asked.execution_id):
+        if not self.engine.table.is_known(asked.execution_id):
             self.engine.start(certificate, self._manifests[asked.model_id])
         return web.json_response({})
 

@@ -22,11 +22,7 @@ CONFIG_VARIABLE: Final = "SPLITUP_NODE_CONFIG"
 ConfigOption = Annotated[
     Path,
     typer.Option(
-        "--config",
-        "-c",
-        metavar="FILE",
-        envvar=CONFIG_VARIABLE,
-        help="The node's configuration.",
+        "--config", "-c", metavar="FILE", envvar=CONFIG_VARIABLE, help="The node's configuration."
     ),
 ]
 DEFAULT_LISTEN: Final = "127.0.0.1:7700"

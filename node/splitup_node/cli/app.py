@@ -48,10 +48,7 @@ def check_node(config: Path) -> None:
 
 
 SERVICE: Final = Service(
-    *("splitup-node", "run", "node"),
-    DEFAULT_CONFIG,
-    check_node,
-    config_variable=CONFIG_VARIABLE,
+    *("splitup-node", "run", "node"), DEFAULT_CONFIG, check_node, config_variable=CONFIG_VARIABLE
 )
 app.add_typer(make_service_app(SERVICE), name=SERVICE.group)
 add_version_option(app, "splitup-node")

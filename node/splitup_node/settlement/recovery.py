@@ -124,7 +124,7 @@ class Recovery:
                     name = LogName(task, port, execution.node, step, apart=True)
                     await append_output(execution.record.writer, execution.store, name, data)
 
-        part = execution.add_part(task, self.engine.new_session())
+        part = execution.add_part(task, self.engine.table.new_session())
         replay = TaskReplay(
             execution.store,
             execution.certificate.plan.request,

@@ -30,10 +30,10 @@ async def command(
     ],
     sampling: SamplingOptions,
     system: Annotated[
-        str | None, typer.Option("--system", metavar="TEXT", help="What the model is told first.")
+        str | None, typer.Option(metavar="TEXT", help="What the model is told first.")
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens of one answer.")
+        int, typer.Option(metavar="N", min=1, help="Most tokens of one answer.")
     ] = 1_024,
     verify: VerifyFlag = None,
     config: ConfigFlag = None,

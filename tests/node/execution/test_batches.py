@@ -90,7 +90,7 @@ async def test_ready_steps_of_several_sessions_run_in_one_batch(tmp_path: Path) 
 
     def watch() -> None:
         schedule()
-        if len(node.engine._table.queue.ready) == SESSIONS:
+        if len(node.engine.table.queue.ready) == SESSIONS:
             ready.set()
 
     node.engine.step_loop.schedule = watch  # type: ignore[method-assign]
@@ -154,7 +154,7 @@ async def test_steps_that_wait_for_each_other_run_in_one_pass(tmp_path: Path) ->
 
         def watch() -> None:
             schedule()
-            if len(node.engine._table.queue.ready):
+            if len(node.engine.table.queue.ready):
                 ready.set()
 
         loop.schedule = watch  # type: ignore[method-assign]
