@@ -328,26 +328,19 @@ async def generate(
             if (part := (await net.fetch_model(model)).manifest.client) is not None:
                 for sentence in describe_privacy(part):
                     output.say(sentence)
-            if count := len(arguments["images"]):
+            count, is_speculative = len(arguments["images"]), arguments["decoder"] == "speculative"
+            if count or is_speculative:
                 quote = await net.quote_generation(
                     *(model, prompt),
                     max_tokens=arguments["max_tokens"],
+                    decoder="speculative" if is_speculative else None,
                     images=count,
                     verify=arguments["verify"],
                 )
-                most = format_usdc(quote.locked_micro_usdc)
-                output.say(f"at most {most}, with an execution for the images")
-            if arguments["decoder"] == "speculative":
-                quote = await net.quote_generation(
-                    *(model, prompt),
-                    max_tokens=arguments["max_tokens"],
-                    decoder="speculative",
-                    verify=arguments["verify"],
-                )
-                most = format_usdc(quote.locked_micro_usdc)
-                output.say(
-                    f"at most {most}: as without drafts; a step costs the same, whatever its rows"
-                )
+                why = ", with an execution for the images"
+                if is_speculative:
+                    why = ": as without drafts; a step costs the same, whatever its rows"
+                output.say(f"at most {format_usdc(quote.locked_micro_usdc)}{why}")
             output.hint("requesting a plan")
             tokens = net.generate(
                 *(model, prompt), **arguments, on_images=on_images, on_session=on_session

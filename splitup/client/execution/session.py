@@ -183,12 +183,7 @@ class Session:
         Raises InvalidInput for inputs that do not fit or one step too many, ExecutionFailed when
         the execution has failed already.
         """
-        self._check_alive()
-        if self._steps >= self.plan.request.steps:
-            raise InvalidInput(
-                f"execution {self.execution_id} paid for {self.plan.request.steps} steps and all "
-                "of them were submitted; start another session"
-            )
+        self._check_room(self._steps)
         tensors = check_inputs(self._specs, inputs)
         step = self._steps
         self._steps += 1
@@ -497,6 +492,15 @@ class Session:
             raise self._error()
         if self._ended:
             raise InvalidInput(f"execution {self.execution_id} has ended; start another session")
+
+    def _check_room(self, submitted: int) -> None:
+        """Raise unless one step more may be submitted after so many."""
+        self._check_alive()
+        if submitted >= self.plan.request.steps:
+            raise InvalidInput(
+                f"execution {self.execution_id} paid for {self.plan.request.steps} steps and all "
+                "of them were submitted; start another session"
+            )
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._background.start(work)
