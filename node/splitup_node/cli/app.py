@@ -27,7 +27,11 @@ COMMANDS: Final = list_own_commands(
         "audit": "Does this machine compute correctly?",
         "run": "Serve until Ctrl-C or SIGTERM.",
     },
-    {"money": ("stake", "unstake", "withdraw"), "status": ("status", "earnings", "top")},
+    {
+        "node_setup": ("init", "join"),
+        "money": ("stake", "unstake", "withdraw"),
+        "status": ("status", "earnings", "top"),
+    },
 )
 
 app = typer.Typer(
