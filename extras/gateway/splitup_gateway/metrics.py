@@ -21,9 +21,9 @@ def list_readings(pools: Mapping[str, LeasePool]) -> Iterator[Reading]:
     """Yield the figures of all models that are served, by the names they are served under."""
     for model, pool in pools.items():
         for name, text, value in (
-            ("leases_idle", "Open executions that wait for a request.", pool.idle),
-            ("leases_lent", "Open executions that serve a request.", pool.lent),
-            ("requests_waiting", "Requests that wait for an execution.", pool.waiting),
+            ("leases_idle", "Open executions that wait for a request.", len(pool.idle)),
+            ("leases_lent", "Open executions that serve a request.", len(pool.lent)),
+            ("requests_waiting", "Requests that wait for an execution.", len(pool.waiting)),
             ("texts_total", "Texts that ended, also by an error.", pool.totals.texts),
             ("prompt_tokens_total", "Tokens of prompts.", pool.totals.prompt_tokens),
             ("cached_tokens_total", "Tokens of prompts not fed again.", pool.totals.cached_tokens),
