@@ -41,8 +41,7 @@ from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import Tensor
-from splitup.storage.log_patience import LogPatience
-from splitup.storage.log_store import has_large_tensors, open_logs
+from splitup.storage.log_store import LogPatience, has_large_tensors, open_logs
 
 READY = "node.json"
 

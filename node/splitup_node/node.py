@@ -32,9 +32,9 @@ from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.journal import Journal
-from splitup.storage.log_patience import LogPatience
 from splitup.storage.log_store import (
     GrantedLogs,
+    LogPatience,
     has_large_tensors,
     open_logs,
     open_verification_logs,

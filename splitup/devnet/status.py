@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,14 +31,14 @@ _PAGE: Final = 100
 class NodeHealth:
     """A registered node; ``tasks`` are those it holds in the latest snapshot.
 
-    ``is_own``: the devnet started it, it did not join. ``in_snapshot``: the snapshot lists it with
+    ``own``: the devnet started it, it did not join. ``in_snapshot``: the snapshot lists it with
     its current endpoint.
     """
 
     address: str
     endpoint: str
     stake_micro_usdc: int
-    is_own: bool
+    own: bool
     answers: bool
     in_snapshot: bool
     tasks: tuple[str, ...]
@@ -73,7 +73,7 @@ class NetworkHealth:
     @property
     def own_nodes(self) -> int:
         """The number of live nodes that the devnet started."""
-        return sum(node.is_live and node.is_own for node in self.nodes)
+        return sum(node.is_live and node.own for node in self.nodes)
 
     def is_ready(self) -> bool:
         return (
@@ -111,18 +111,7 @@ class NetworkHealth:
             "object_store": not self.silent_store,
             "gateways": list(self.gateways),
             "members": list(self.members),
-            "nodes": [
-                {
-                    "address": node.address,
-                    "endpoint": node.endpoint,
-                    "stake_micro_usdc": node.stake_micro_usdc,
-                    "own": node.is_own,
-                    "answers": node.answers,
-                    "in_snapshot": node.in_snapshot,
-                    "tasks": len(node.tasks),
-                }
-                for node in self.nodes
-            ],
+            "nodes": [asdict(node) | {"tasks": len(node.tasks)} for node in self.nodes],
         }
 
 
@@ -151,7 +140,7 @@ async def fetch_health(
             address=node["account"],
             endpoint=node["endpoint"],
             stake_micro_usdc=node["stake"],
-            is_own=node["endpoint"] in own,
+            own=node["endpoint"] in own,
             answers=answer,
             in_snapshot=entry is not None and entry.endpoint == node["endpoint"],
             tasks=entry.resident if entry is not None else (),

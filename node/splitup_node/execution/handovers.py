@@ -102,9 +102,7 @@ class Handovers:
         self._outputs.open_links(execution)
         outlets = execution.parts[task].outlets
         readers = tuple(sorted({reader for outlet in outlets for reader in outlet.readers}))
-        for (
-            sealed
-        ) in execution.routing.takeovers.values():  # before any tensor that follows from them
+        for sealed in execution.routing.takeovers.values():  # before tensors that follow from them
             self._outputs.send(readers, sealed)
         self._replay.start(execution, task)
 

@@ -20,7 +20,7 @@ from splitup.messages.plans import PlanCertificate
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import LocalTask
 from splitup.storage.journal import Journal
-from splitup.storage.log_patience import LogPatience
+from splitup.storage.log_store import LogPatience
 from splitup.storage.task_cache import TaskCache
 from splitup_node.execution.engine import Engine
 from splitup_node.execution.kept.executions import Execution, OpenStore, make_execution

@@ -15,8 +15,7 @@ from splitup.messages.plans import Request
 from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.storage.log_patience import LogPatience
-from splitup.storage.log_store import LogObject, LogStore, LogWriter, iter_tensors
+from splitup.storage.log_store import LogObject, LogPatience, LogStore, LogWriter, iter_tensors
 from splitup_node.execution.engine import Engine
 from splitup_node.execution.kept.digests import Digests
 from splitup_node.worker.ipc import RunAnswer, RunRequest

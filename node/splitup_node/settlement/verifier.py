@@ -29,8 +29,7 @@ from splitup.protocol.committee.certificates import check_draw, check_plan
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.planning.validators import check_validators, compares_numbers
 from splitup.protocol.settlement.proof_of_sampling import is_sampled
-from splitup.storage.log_patience import LogPatience
-from splitup.storage.log_store import LogStore, LogWriter
+from splitup.storage.log_store import LogPatience, LogStore, LogWriter
 from splitup.storage.task_cache import TaskCache
 from splitup_node.committee.committee_client import CommitteeClient
 from splitup_node.execution.engine import Engine

@@ -17,8 +17,7 @@ from splitup.graph.cost import compute_state_bytes
 from splitup.graph.manifest import InputSource, Manifest, OutputPort, Port, Task, TaskInput
 from splitup.messages.base import CLIENT
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.storage.log_patience import LogPatience
-from splitup.storage.log_store import LogWriter
+from splitup.storage.log_store import LogPatience, LogWriter
 from tests.builders import HANG_S
 from tests.graph.graphs import make_running_sum
 from tests.node.network import Store, TestClient, TestNode, make_certificate

@@ -80,6 +80,12 @@ class Scene:
                     break
         assert frame.payload == expected.tobytes()
 
+    async def pass_steps(self, steps: range) -> None:
+        """Submit one step after the other, each when the one before has come back."""
+        for step in steps:
+            self.submit(step)
+            await self.receive(step)
+
 
 @contextlib.asynccontextmanager
 async def open_nodes(root: Path, count: int) -> AsyncIterator[list[TestNode]]:
@@ -150,19 +156,13 @@ async def finish(scene: Scene, *nodes: int) -> None:
 
 @pytest.mark.parametrize("stored", [False, True])
 async def test_f26_task_goes_on_elsewhere_with_the_same_bytes(scene: Scene, stored: bool) -> None:
-    for step in range(6):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(6))
     if stored:  # half of what the newcomer needs is in the store, half with its producer
         await scene.nodes[0].engine.table.by_id[scene.execution_id].record.writer.finish()
-        for step in range(6, 8):
-            scene.submit(step)
-            await scene.receive(step)
+        await scene.pass_steps(range(6, 8))
     first = 8 if stored else 6
     scene.client.take_over(scene.certificate, 1, 1, first)  # from b to c
-    for step in range(first, STEPS):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(first, STEPS))
     await finish(scene, 0, 1, 2)
 
 
@@ -181,18 +181,12 @@ async def test_f26_the_new_executor_computes_the_steps_that_were_under_way(scene
 
 
 async def test_f26_two_takeovers_in_sequence_then_one_of_a_neighbouring_task(scene: Scene) -> None:
-    for step in range(4):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(4))
     scene.client.take_over(scene.certificate, 1, 1, 4)  # b to c
-    for step in range(4, 8):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(4, 8))
     scene.client.take_over(scene.certificate, 1, 2, 8)  # c to a, which makes its input too
     scene.client.take_over(scene.certificate, 2, 1, 8)  # a to c, which reads what a makes now
-    for step in range(8, STEPS):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(8, STEPS))
     await finish(scene, 0, 1, 2)
 
 
@@ -204,14 +198,10 @@ async def test_f26_a_task_that_leaves_at_once_is_not_caught_up_with(scene: Scene
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: failures.append(context))
     try:
-        for step in range(4):
-            scene.submit(step)
-            await scene.receive(step)
+        await scene.pass_steps(range(4))
         scene.client.take_over(scene.certificate, 1, 1, 4)  # b to c
         scene.client.take_over(scene.certificate, 1, 2, 4)  # and c to a
-        for step in range(4, STEPS):
-            scene.submit(step)
-            await scene.receive(step)
+        await scene.pass_steps(range(4, STEPS))
         await finish(scene, 0, 1)
         gc.collect()  # what was raised and not retrieved is reported now
     finally:
@@ -246,18 +236,14 @@ async def test_f26_a_gateway_that_knows_of_a_takeover_first_costs_a_node_one_tas
 ) -> None:
     """The next executor shows its takeover to the gateway before the client's frame is here."""
     scene.client.take_over(scene.certificate, 2, 1, 0)  # a to c
-    for step in range(4):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(4))
     execution = scene.nodes[2].engine.table.by_id[scene.execution_id]
     logs = refuse_reads(scene, 2)
     scene.client.take_over(scene.certificate, 1, 1, 4)  # b to c
     async with asyncio.timeout(HANG_S):
         await logs.refused.wait()
     scene.client.take_over(scene.certificate, 1, 2, 4)  # c to a
-    for step in range(4, STEPS):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(4, STEPS))
     assert sorted(execution.parts) == [2] and not execution.life.failure
     await finish(scene, 0, 1, 2)
 
@@ -304,9 +290,7 @@ async def test_f04_frames_of_a_replaced_node_are_ignored(
     old.engine.pool.open(reader.identity.address, reader.entry.endpoint).send(
         seal_frame(old.identity, lie)
     )
-    for step in range(2, STEPS):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(2, STEPS))
     await finish(scene, 0, 1, 2)
 
 
@@ -359,9 +343,7 @@ async def test_s53_s61_what_was_computed_before_all_tasks_were_taken_away_is_com
     scene: Scene,
 ) -> None:
     """The client has its outputs, gives every task to a node that can do nothing, and is gone."""
-    for step in range(STEPS):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(STEPS))
     for task in range(TASKS):
         scene.client.take_over(scene.certificate, task, 1, STEPS)  # all to c
     async with asyncio.timeout(HANG_S):
