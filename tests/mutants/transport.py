@@ -200,7 +200,7 @@ MUTANTS: Final = (
     Mutant(
         "addresses never connected to",
         "splitup/net/endpoints.py",
-        "if address in _METADATA or not (is_local or _is_public(address)):",
+        "if _is_in(address, _METADATA) or not (is_local or _is_public(address)):",
         "if False:",
         "tests/net/test_endpoints.py::test_a13_metadata_and_link_local_addresses_are_never_connected_to",
         is_quick=False,
