@@ -26,6 +26,8 @@ from splitup.messages.frames import Frame, FrameKind
 from splitup.messages.plans import Request, TaskTerms
 from splitup.messages.snapshots import Snapshot, SnapshotEntry
 from splitup.net.links import Link
+from splitup.net.signed_frames import make_entry_frame
+from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.planning.selection import CandidatePool, Index, rank
 
 PRICE_MICRO_USDC = 10
@@ -191,6 +193,22 @@ async def wait_open(link: Link, timeout_s: float) -> None:
         raise Unavailable(f"node {link.peer} did not accept within {timeout_s:g} s") from None
     if link.closed:
         raise link.error or Unavailable(f"the connection to {link.peer} is closed")
+
+
+def make_stored_frame(
+    execution_id: str,
+    task: int,
+    port: int,
+    step: int,
+    digest: bytes,
+    length: int,
+    *,
+    direct: bool = False,
+    before: bytes = NO_STEPS,
+) -> Frame:
+    """Return the frame that announces a large tensor of a task's port."""
+    entry = LogEntry(step, digest, length, None)
+    return make_entry_frame(execution_id, (task, port), entry, before, direct=direct)
 
 
 def make_tensor_frame(

@@ -41,8 +41,7 @@ from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient, make_app, read_json, serve_app
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import Tensor
-from splitup.storage.log_patience import LogPatience
-from splitup.storage.log_store import has_large_tensors, open_logs
+from splitup.storage.log_store import LogPatience, has_large_tensors, open_logs
 
 READY = "node.json"
 
@@ -128,7 +127,7 @@ class BenchNode:
     async def _handle_plan(self, request: web.Request) -> web.Response:
         certificate = PlanCertificate.from_value(await read_json(request))
         asked = certificate.plan.request
-        if not self.engine.is_known(asked.execution_id):
+        if not self.engine.table.is_known(asked.execution_id):
             self.engine.start(certificate, self._manifests[asked.model_id])
         return web.json_response({})
 

@@ -21,7 +21,7 @@ from splitup.net.relay import Relay
 from splitup.storage.journal import Journal
 from splitup_node.committee.outgoing import check_outgoing
 from splitup_node.config import NodeConfig
-from splitup_node.node import NodeDaemon, NodeResources
+from splitup_node.node import NodeDaemon
 from splitup_node.settlement.account import check_registration
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor
 from splitup_node.worker.worker_pool import Workers
@@ -94,7 +94,7 @@ async def _open_node(
     device = await workers.start()
     check_own(device["determinism_class"])
     node = NodeDaemon(
-        NodeResources(config, identity, journal, chain, committees, http, workers),
+        *(config, identity, journal, chain, committees, http, workers),
         committee=committee,
         device=device,
     )

@@ -9,7 +9,6 @@ import os
 import secrets
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,9 +32,9 @@ from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.journal import Journal
-from splitup.storage.log_patience import LogPatience
 from splitup.storage.log_store import (
     GrantedLogs,
+    LogPatience,
     has_large_tensors,
     open_logs,
     open_verification_logs,
@@ -45,14 +44,13 @@ from splitup_node.committee.committee_client import CommitteeClient
 from splitup_node.committee.presence import Presence
 from splitup_node.committee.reachability import Reachability
 from splitup_node.config import NodeConfig
-from splitup_node.execution.device_states import compute_state_bytes
 from splitup_node.execution.engine import Engine
 from splitup_node.execution.kept.executions import Execution
 from splitup_node.health import Health
 from splitup_node.settlement.account import find_low_stake
 from splitup_node.settlement.recovery import Recovery, Unreported, make_end_value, read_unreported
 from splitup_node.settlement.reports import Reporter
-from splitup_node.settlement.verifier import Verifier, VerifierContext
+from splitup_node.settlement.verifier import Verifier
 from splitup_node.status_file import REWRITE_S, write_status
 from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.supervisor import WorkerLost
@@ -61,35 +59,26 @@ from splitup_node.worker.worker_pool import Workers
 _log = logging.getLogger("splitup.node")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeResources:
-    """What a node works with; opened in this order, closed in reverse order."""
-
-    config: NodeConfig
-    identity: Identity
-    journal: Journal
-    chain: Chain
-    committees: Committees
-    http: SignedClient
-    workers: Workers
-
-
 class NodeDaemon:
     """A running node. Made by ``splitup_node.daemon.run_node``."""
 
     def __init__(
         self,
-        resources: NodeResources,
+        config: NodeConfig,
+        identity: Identity,
+        journal: Journal,
+        chain: Chain,
+        committees: Committees,
+        http: SignedClient,
+        workers: Workers,
+        *,
         committee: CommitteeView,
         device: dict[str, str],
     ) -> None:
-        self._config = resources.config
-        self._identity = resources.identity
-        self._journal = resources.journal
-        self._chain = resources.chain
-        self._http = resources.http
-        self._workers = resources.workers
-        self._committees = resources.committees
+        """Take what a node works with, which was opened in this order."""
+        self._config, self._identity, self._journal = config, identity, journal
+        self._chain, self._committees = chain, committees
+        self._http, self._workers = http, workers
         self._committee = committee
         self.device = device
         self.reachability: Reachability | None = None  # known once the server listens
@@ -144,10 +133,7 @@ class NodeDaemon:
             self._open_store,
             self._chain.clock.now_s,
         )
-        self._verifier = self._make_verifier(committee_client)
-
-    def _make_verifier(self, committee_client: CommitteeClient) -> Verifier:
-        context = VerifierContext(
+        self._verifier = Verifier(
             identity=self._identity,
             engine=self.engine,
             workers=self._workers,
@@ -160,7 +146,6 @@ class NodeDaemon:
             patience=LogPatience(is_drawn=True, now_s=self._chain.clock.now_s),
             committees=self._committees,
         )
-        return Verifier(context)
 
     @property
     def endpoint(self) -> str:
@@ -199,7 +184,7 @@ class NodeDaemon:
         finally:
             stopping.cancel()
             running = sum(
-                not one.life.is_over for one in self.engine.executions.values() if one.parts
+                not one.life.is_over for one in self.engine.table.by_id.values() if one.parts
             )
             _log.info("stopping; executions that run here: %d", running)
             if all(not task.done() for task in loops):  # stopped on request, not by an error
@@ -298,10 +283,10 @@ class NodeDaemon:
         """Check a plan and begin its execution. Members and clients may send it more than once."""
         plan = certificate.plan
         execution_id = plan.request.execution_id
-        running = self.engine.executions.get(execution_id)
+        running = self.engine.table.by_id.get(execution_id)
         if running is not None and running.certificate.plan.root() == plan.root():
             return
-        if self.engine.is_known(execution_id):
+        if self.engine.table.is_known(execution_id):
             raise Refused(f"execution {execution_id} is over on this node", status=409)
         if plan.request.market != self._chain.deployment.market:
             raise PeerFault(f"the plan of {execution_id} is for another market")
@@ -309,7 +294,7 @@ class NodeDaemon:
             raise PeerFault(f"the deadline of {execution_id} has passed")
         plan.node_of(self._identity.address)
         await self._committees.check_certificate(certificate)
-        with self.engine.expect(certificate):
+        with self.engine.table.parties.expect(certificate):
             manifest = await self._cache.fetch_manifest(plan.request.model_id)
             try:
                 self._health.check()
@@ -319,7 +304,9 @@ class NodeDaemon:
                         if executor == self._identity.address and index < len(manifest.tasks):
                             use = self._loaded_tasks.use(plan.request.model_id, index)
                             await stack.enter_async_context(use)
-                    if not self.engine.is_known(execution_id):  # by another of its certificates
+                    if not self.engine.table.is_known(
+                        execution_id
+                    ):  # by another of its certificates
                         self.engine.start(certificate, manifest)
             except SplitUpError as error:
                 self.engine.refuse(certificate, str(error))
@@ -340,7 +327,7 @@ class NodeDaemon:
             await asyncio.to_thread(self._journal.put, "assignment", execution.id, value)
         except Unavailable as error:
             self._health.note_journal(error)
-            self.engine.fail(execution.id, 0, 0, self._health.trouble)
+            self.engine.table.fail(execution.id, 0, 0, self._health.trouble)
 
     def on_taken(self, execution: Execution, signed: SignedTakeover) -> None:
         """Tell the members that this node takes a task over (called by the engine)."""
@@ -356,7 +343,9 @@ class NodeDaemon:
     async def _watch_taken(self, execution: Execution, signed: SignedTakeover) -> None:
         def stop() -> None:
             task, step = signed.takeover.task, signed.takeover.first_step
-            self.engine.fail(execution.id, task, step, "the execution has been settled already")
+            self.engine.table.fail(
+                execution.id, task, step, "the execution has been settled already"
+            )
 
         try:
             await self._reporter.watch_taken(
@@ -539,9 +528,9 @@ class NodeDaemon:
             "queue_ms": self.engine.step_loop.queue_ms,
             "speed_mflops": self.engine.step_loop.speed_mflops,
             "bandwidth_kbps": self._cache.bandwidth_kbps,
-            "executions": sum(not e.life.is_over for e in self.engine.executions.values()),
-            "sessions": sum(bool(compute_state_bytes(e)) for e in self.engine.executions.values()),
-            "state_bytes": sum(map(compute_state_bytes, self.engine.executions.values())),
+            "executions": sum(not e.life.is_over for e in self.engine.table.by_id.values()),
+            "sessions": sum(bool(e.state_bytes) for e in self.engine.table.by_id.values()),
+            "state_bytes": sum(e.state_bytes for e in self.engine.table.by_id.values()),
             "state_limit_bytes": self._loaded_tasks.state_limit_bytes,
             "verified": self._verifier.done,
             "work": self.engine.step_loop.live.to_dict(),

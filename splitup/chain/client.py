@@ -26,8 +26,7 @@ from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.chain.sender import Sender, Submitted
 from splitup.core import tuning
-from splitup.core.background import BackgroundTasks
-from splitup.core.closing import Closing
+from splitup.core.background import BackgroundTasks, Closing
 from splitup.core.errors import ChainUnavailable, ConfigurationError, SplitUpError
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from aiohttp import (
 
 from splitup.chain.rpc_results import check_result
 from splitup.core import limits, tuning
-from splitup.core.closing import Closing
+from splitup.core.background import Closing
 from splitup.core.codec import parse_json
 from splitup.core.errors import ChainUnavailable, ConfigurationError, describe, name_server
 from splitup.core.silence import SilenceAlarm

@@ -52,10 +52,7 @@ def find_adapter_flags() -> type[AdapterFlags]:
 
 
 def as_command(
-    function: Callable[..., Any] | None = None,
-    *,
-    hint: str = "",
-    interrupted: str = "interrupted",
+    function: Callable[..., Any] | None = None, *, hint: str = "", interrupted: str = "interrupted"
 ) -> Callable[..., Any]:
     """Return what Typer takes for a function, which may be a coroutine's.
 

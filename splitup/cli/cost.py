@@ -25,10 +25,7 @@ class Cost:
 
     def to_dict(self) -> dict[str, int | None]:
         """Return fields of a JSON object."""
-        return {
-            "cost_micro_usdc": self.micro_usdc,
-            "locked_micro_usdc": self.locked_micro_usdc,
-        }
+        return {"cost_micro_usdc": self.micro_usdc, "locked_micro_usdc": self.locked_micro_usdc}
 
 
 async def wait_for_cost(

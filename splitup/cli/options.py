@@ -43,15 +43,11 @@ class PaymentOptions:
     """What an execution may cost, and how long its money may be locked."""
 
     max_price: Annotated[
-        str | None,
-        typer.Option(
-            "--max-price", metavar="USDC", help="Most USDC to pay (default: what it costs)."
-        ),
+        str | None, typer.Option(metavar="USDC", help="Most USDC to pay (default: what it costs).")
     ] = None
     deadline: Annotated[
         float | None,
         typer.Option(
-            "--deadline",
             metavar="SECONDS",
             min=10.0,
             help="Seconds after which the money for what was not computed comes back. Nodes stop "

@@ -56,20 +56,6 @@ class Service:
     group: str = "service"
     config_variable: str | None = None  # of the environment
 
-    @property
-    def default_name(self) -> str:
-        """The unit's name unless another one is given."""
-        return f"splitup-{self.what}"
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceOptions:
-    """Which configuration, the unit's name, and whether it is the system's or the user's."""
-
-    config: Path
-    name: str
-    is_system: bool
-
 
 def make_service_app(service: Service) -> typer.Typer:
     """Return the commands ``install`` and ``uninstall`` of a program."""
@@ -87,7 +73,7 @@ def make_service_app(service: Service) -> typer.Typer:
         help=f"Configuration of the {service.what}.",
     )
     name_flag = typer.Option(
-        service.default_name,
+        f"splitup-{service.what}",
         "--name",
         metavar="NAME",
         help="Of the unit; a second one needs another name.",
@@ -106,7 +92,7 @@ def make_service_app(service: Service) -> typer.Typer:
         output: JsonOutput,
     ) -> None:
         """Write a unit for systemd, and say how to start it."""
-        done = install(service, ServiceOptions(config, name, is_system))
+        done = install(service, config, name, is_system)
         said = f"Wrote {done['unit']}. Start it, now and at every boot, with:"
         output.give(done, lambda: _show(said, done, output.out))
 
@@ -116,14 +102,14 @@ def make_service_app(service: Service) -> typer.Typer:
         name: str = name_flag, is_system: bool = system_flag, *, output: JsonOutput
     ) -> None:
         """Delete the unit; all other files stay."""
-        done = uninstall(ServiceOptions(service.default_config, name, is_system))
+        done = uninstall(name, is_system)
         said = f"Deleted {done['unit']}. End what it started with:"
         output.give(done, lambda: _show(said, done, output.out))
 
     return app
 
 
-def install(service: Service, options: ServiceOptions) -> dict[str, Any]:
+def install(service: Service, config: Path, name: str, is_system: bool) -> dict[str, Any]:
     """Write the unit, whole or not at all; return its path and the commands that start it."""
     from splitup.core.errors import ConfigurationError
     from splitup.devnet.processes import find_program
@@ -132,43 +118,41 @@ def install(service: Service, options: ServiceOptions) -> dict[str, Any]:
         raise ConfigurationError(
             f"systemd is Linux's; let launchd or a terminal run: {service.program} {service.verb}"
         )
-    service.check(options.config)
-    config = options.config.absolute()
+    service.check(config)
+    config = config.absolute()
     if not str(config).isprintable():
         raise ConfigurationError(f"{str(config)!r} has characters that no unit can hold")
-    path = _get_path(options)
+    path = _get_path(name, is_system)
     command = [str(find_program(service.program)), service.verb, "--config", str(config)]
-    text = format_unit(service, command, config, is_system=options.is_system)
+    text = format_unit(service, command, config, is_system=is_system)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.new")
         draft.write_text(text, "utf-8")
         draft.replace(path)
     except OSError as error:
-        advice = "; use sudo" if options.is_system else ""
+        advice = "; use sudo" if is_system else ""
         raise ConfigurationError(f"cannot write {path} ({error.strerror}){advice}") from None
-    return {"unit": str(path), "commands": _list_commands(options)}
+    return {"unit": str(path), "commands": _list_commands(name, is_system)}
 
 
-def uninstall(options: ServiceOptions) -> dict[str, Any]:
+def uninstall(name: str, is_system: bool) -> dict[str, Any]:
     """Delete the unit's file; return its path and the commands that end what it started."""
     from splitup.core.errors import ConfigurationError
 
-    path = _get_path(options)
+    path = _get_path(name, is_system)
     try:
         path.unlink()
         # what 'systemctl enable' made, and 'disable' finds no more
-        (path.parent / f"{_get_target(options.is_system)}.wants" / path.name).unlink(
-            missing_ok=True
-        )
+        (path.parent / f"{_get_target(is_system)}.wants" / path.name).unlink(missing_ok=True)
     except FileNotFoundError:
         raise ConfigurationError(f"there is no unit {path}; name another one with --name") from None
     except OSError as error:
         raise ConfigurationError(f"cannot delete {path} ({error.strerror})") from None
-    control = _get_control(options)
+    control = _get_control(is_system)
     return {
         "unit": str(path),
-        "commands": [f"{control} stop {options.name}", f"{control} daemon-reload"],
+        "commands": [f"{control} stop {name}", f"{control} daemon-reload"],
     }
 
 
@@ -196,26 +180,24 @@ def _quote(word: str) -> str:
     return '"' + word.replace("%", "%%").replace("$", "$$") + '"'
 
 
-def _get_path(options: ServiceOptions) -> Path:
+def _get_path(name: str, is_system: bool) -> Path:
     from splitup.core.errors import ConfigurationError
 
-    if not _NAME.fullmatch(options.name):
-        raise ConfigurationError(
-            f"{options.name!r} is no name of a unit; use letters, digits, - and _"
-        )
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"{name!r} is no name of a unit; use letters, digits, - and _")
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    folder = _SYSTEM_FOLDER if options.is_system else home / "systemd" / "user"
-    return folder / f"{options.name}.service"
+    folder = _SYSTEM_FOLDER if is_system else home / "systemd" / "user"
+    return folder / f"{name}.service"
 
 
-def _get_control(options: ServiceOptions) -> str:
-    return "sudo systemctl" if options.is_system else "systemctl --user"
+def _get_control(is_system: bool) -> str:
+    return "sudo systemctl" if is_system else "systemctl --user"
 
 
-def _list_commands(options: ServiceOptions) -> list[str]:
-    control = _get_control(options)
-    commands = [f"{control} daemon-reload", f"{control} enable --now {options.name}"]
-    if not options.is_system:  # without it, a user's services end when the user logs out
+def _list_commands(name: str, is_system: bool) -> list[str]:
+    control = _get_control(is_system)
+    commands = [f"{control} daemon-reload", f"{control} enable --now {name}"]
+    if not is_system:  # without it, a user's services end when the user logs out
         commands.append("sudo loginctl enable-linger $USER")
     return commands
 

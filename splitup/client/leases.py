@@ -183,10 +183,10 @@ class LeasePool:
         self._on_end = on_end
         self._model = model
         self._options = options
-        self._idle: list[Lease] = []
-        self._lent: set[Lease] = set()
+        self.idle: list[Lease] = []
+        self.lent: set[Lease] = set()  # they serve a request
         self._openings: set[_Opening] = set()
-        self._waiting: deque[_Waiter] = deque()
+        self.waiting: deque[_Waiter] = deque()  # requests
         self._background = BackgroundTasks()
         self._refunds: set[asyncio.Task[None]] = set()  # those that wait for a deadline
         self._timer: asyncio.TimerHandle | None = None
@@ -202,24 +202,9 @@ class LeasePool:
         self._progress_at = 0.0  # when a node was last seen to load
 
     @property
-    def idle(self) -> int:
-        """How many leases wait for a request."""
-        return len(self._idle)
-
-    @property
-    def lent(self) -> int:
-        """How many leases serve a request."""
-        return len(self._lent)
-
-    @property
-    def waiting(self) -> int:
-        """How many requests wait for a lease."""
-        return len(self._waiting)
-
-    @property
     def is_serving(self) -> bool:
         """Return whether a lease serves, or nothing is known that keeps one from opening."""
-        if any(lease.session.failure is None for lease in (*self._idle, *self._lent)):
+        if any(lease.session.failure is None for lease in (*self.idle, *self.lent)):
             return True
         quiet_since = _now() - tuning.HOLDERS_QUIET_S
         has_failed = self._failure is not None and self._failure[0] > quiet_since
@@ -244,10 +229,10 @@ class LeasePool:
             self._timer.cancel()
         if self._looking is not None:
             self._looking.cancel()
-        for waiter in self._waiting:
+        for waiter in self.waiting:
             waiter.lease.cancel()
-        self._waiting.clear()
-        for lease in tuple(self._idle):
+        self.waiting.clear()
+        for lease in tuple(self.idle):
             self._retire(lease)
         ends = _now() + CLOSE_S
         # one that opens is ended by a task of its own
@@ -286,7 +271,7 @@ class LeasePool:
                 principal,
                 _now() - lease.lent_at,
                 is_served=is_served,
-                at_once=sum(one.principal == principal for one in self._lent),
+                at_once=sum(one.principal == principal for one in self.lent),
             )
             self._release(lease)
 
@@ -297,7 +282,7 @@ class LeasePool:
         has failed with within ``RETRY_S``.
         """
         self._check_turn(principal, caller or Caller())
-        if self._failure is not None and not self._idle and not self._lent:
+        if self._failure is not None and not self.idle and not self.lent:
             failed_at, error = self._failure
             if _now() < failed_at + RETRY_S:
                 self._asked_at = _now()
@@ -306,17 +291,17 @@ class LeasePool:
     def _estimate(self, place: int, principal: str) -> tuple[float, float]:
         """Return when the one at a place of the queue gets a lease, and how long it holds it."""
         at_once = self._pace.get_at_once(principal)
-        hold = self._pace.estimate_hold(_now() - one.lent_at for one in self._lent)
-        ahead = place - max(at_once - len(self._lent), 0)
+        hold = self._pace.estimate_hold(_now() - one.lent_at for one in self.lent)
+        ahead = place - max(at_once - len(self.lent), 0)
         return max(ahead + 1, 0) * hold / at_once, hold
 
     def _check_turn(self, principal: str, caller: Caller) -> None:
         """Raise Throttled for a caller whose turn would come too late, or for whom is no place."""
         self._forget_cancelled()
         newcomer = _Waiter(principal, (), 0, _now(), caller)
-        place = self._list_in_turn([*self._waiting, newcomer]).index(newcomer)
+        place = self._list_in_turn([*self.waiting, newcomer]).index(newcomer)
         wait, hold = self._estimate(place, principal)
-        is_full = len(self._waiting) >= self._options.waiting
+        is_full = len(self.waiting) >= self._options.waiting
         if self._is_late(caller, wait, hold) or (is_full and not self._find_surplus(principal)):
             raise self._refuse(principal, wait, hold)
 
@@ -325,11 +310,11 @@ class LeasePool:
         if caller.patience_s is None:
             return wait > tuning.QUEUE_WAIT_S
         left = caller.came_at + caller.patience_s - _now()
-        return bool(self._lent) and wait + hold > left
+        return bool(self.lent) and wait + hold > left
 
     def _forget_cancelled(self) -> None:
         """Remove who has left; their tasks come to that later."""
-        self._waiting = deque(one for one in self._waiting if not one.lease.done())
+        self.waiting = deque(one for one in self.waiting if not one.lease.done())
 
     def _list_in_turn(self, waiting: Iterable[_Waiter]) -> list[_Waiter]:
         """Return who waits in the order in which they get leases.
@@ -337,7 +322,7 @@ class LeasePool:
         Turns go round by principal: however many requests others send, and however many leases they
         have, whoever waits is served after one request of each of them at most.
         """
-        turns = Counter(one.principal for one in self._lent)
+        turns = Counter(one.principal for one in self.lent)
         ranked = []
         for one in waiting:
             ranked.append((turns[one.principal], self._served.get(one.principal, 0), one))
@@ -346,26 +331,26 @@ class LeasePool:
 
     def _find_surplus(self, principal: str) -> _Waiter | None:
         """Return who gives way in a full queue: the newest of the principal that has the most."""
-        counts = Counter(one.principal for one in self._waiting)
+        counts = Counter(one.principal for one in self.waiting)
         largest, most = counts.most_common(1)[0] if counts else ("", 0)
         if most <= counts[principal] + 1:
             return None
-        return next(one for one in reversed(self._waiting) if one.principal == largest)
+        return next(one for one in reversed(self.waiting) if one.principal == largest)
 
     def _make_place(self, principal: str) -> None:
         """Refuse who gives way to a newcomer in a full queue."""
-        if len(self._waiting) < self._options.waiting:
+        if len(self.waiting) < self._options.waiting:
             return
         if (surplus := self._find_surplus(principal)) is not None:
-            self._waiting.remove(surplus)
-            wait, hold = self._estimate(len(self._waiting), surplus.principal)
+            self.waiting.remove(surplus)
+            wait, hold = self._estimate(len(self.waiting), surplus.principal)
             surplus.lease.set_exception(self._refuse(surplus.principal, wait, hold))
 
     def _refuse(self, principal: str, wait: float, hold: float) -> Throttled:
         at_once = self._pace.get_at_once(principal)
         retry = self._pace.book(principal, _now(), wait, hold / at_once)
         return Throttled(
-            f"{len(self._waiting)} requests wait for model {self._model} already, and each takes "
+            f"{len(self.waiting)} requests wait for model {self._model} already, and each takes "
             f"{hold:.0f} s of {at_once} at once; try again in {retry} s",
             retry_s=retry,
         )
@@ -373,11 +358,11 @@ class LeasePool:
     def _refuse_late(self) -> None:
         """Tell who waits that the answer will not be there before its client gives up."""
         place = 0
-        for waiter in self._list_in_turn(self._waiting):
+        for waiter in self._list_in_turn(self.waiting):
             wait, hold = self._estimate(place, waiter.principal)
             tells = waiter.caller.is_there and waiter.caller.patience_s is not None
             if tells and self._is_late(waiter.caller, wait, hold):
-                self._waiting.remove(waiter)
+                self.waiting.remove(waiter)
                 waiter.lease.set_exception(self._refuse(waiter.principal, wait, hold))
             else:
                 place += 1
@@ -390,27 +375,26 @@ class LeasePool:
         self._check_turn(principal, caller)
         self._make_place(principal)
         waiter = _Waiter(principal, prompt, steps, _now(), caller)
-        self._waiting.append(waiter)
+        self.waiting.append(waiter)
         caller.on_return.add(self._adjust)
         self._retry_at = 0.0  # somebody waits: do not wait for the next attempt
         self._adjust()
         try:
             return await waiter.lease
         except asyncio.CancelledError:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-            elif waiter.lease.done() and not waiter.lease.cancelled():
-                if waiter.lease.exception() is None:
-                    self._release(waiter.lease.result())
+            if waiter in self.waiting:
+                self.waiting.remove(waiter)
+            elif not waiter.lease.cancelled() and waiter.lease.exception() is None:
+                self._release(waiter.lease.result())
             raise
         finally:
-            if not any(one.caller is caller for one in self._waiting):
+            if not any(one.caller is caller for one in self.waiting):
                 caller.on_return.discard(self._adjust)
 
     def _release(self, lease: Lease) -> None:
-        self._lent.remove(lease)
+        self.lent.remove(lease)
         lease.used_at = _now()
-        self._idle.append(lease)
+        self.idle.append(lease)
         self._adjust()
 
     # ---- how many there are --------------------------------------------------------------------
@@ -419,7 +403,7 @@ class LeasePool:
         """Serve who waits; end leases that are used up or not needed; open those that are."""
         now = _now()
         self._forget_cancelled()
-        for ended in [one for one in self._idle if not one.can_serve(1, now) or not self._is_open]:
+        for ended in [one for one in self.idle if not one.can_serve(1, now) or not self._is_open]:
             self._retire(ended)
         self._serve_waiting(now)
         self._refuse_late()
@@ -431,7 +415,7 @@ class LeasePool:
             for _ in range(self._count_missing(now)):
                 opening = _Opening(now)
                 self._openings.add(opening)
-                steps = max([self._options.steps, *(one.steps for one in self._waiting)])
+                steps = max([self._options.steps, *(one.steps for one in self.waiting)])
                 name = f"a new lease of model {self._model}"
                 opening.task = self._background.start(self._open(steps, opening), name)
         self._set_timer(now)
@@ -451,16 +435,15 @@ class LeasePool:
                     self._model,
                     tuning.LEASE_WAIT_S,
                 )
-        stalled = sorted(
-            (one for one in self._openings if one.is_stalled), key=lambda one: one.since
-        )
+        stalled = [one for one in self._openings if one.is_stalled]
+        stalled.sort(key=lambda one: one.since)
         for opening in stalled[: -self._options.most]:  # the latest may still be planned
             self._abandon(opening)
-        if self._lent:
+        if self.lent:
             return
-        for waiter in tuple(self._waiting):
+        for waiter in tuple(self.waiting):
             if now >= max(waiter.since, self._progress_at) + tuning.LEASE_WAIT_S:
-                self._waiting.remove(waiter)
+                self.waiting.remove(waiter)
                 waiter.lease.set_exception(
                     Unavailable(
                         f"no nodes could be found for model {self._model} within "
@@ -471,12 +454,12 @@ class LeasePool:
     @property
     def _is_stuck(self) -> bool:
         """Whether somebody waits and nothing serves anybody."""
-        return self._is_open and bool(self._waiting) and not self._lent
+        return self._is_open and bool(self.waiting) and not self.lent
 
     @property
     def _is_refusing(self) -> bool:
         """Whether nothing serves, and somebody has asked lately."""
-        is_idle = not self._idle and not self._lent
+        is_idle = not self.idle and not self.lent
         return self._is_open and is_idle and _now() < self._asked_at + tuning.HOLDERS_QUIET_S
 
     async def _look(self) -> None:
@@ -510,12 +493,12 @@ class LeasePool:
             "seconds"
         )
         self._failure = _now(), error
-        if self._waiting:
+        if self.waiting:
             self._asked_at = _now()
-        for waiter in self._waiting:
+        for waiter in self.waiting:
             if not waiter.lease.done():  # else its client has just left
                 waiter.lease.set_exception(error)
-        self._waiting.clear()
+        self.waiting.clear()
 
     def _abandon(self, opening: _Opening) -> None:
         self._openings.discard(opening)
@@ -532,7 +515,7 @@ class LeasePool:
         for waiter in self._list_in_turn(self._list_present()):
             lease = self._pick(waiter, now)
             if lease is not None:
-                self._waiting.remove(waiter)
+                self.waiting.remove(waiter)
                 self._lend(lease, waiter)
             elif room <= 0:
                 return
@@ -545,20 +528,19 @@ class LeasePool:
         Those whose clients are away keep their places, and so do those of whose principal enough
         run.
         """
-        running = Counter(one.principal for one in self._lent)
+        running = Counter(one.principal for one in self.lent)
         present = []
-        for one in self._waiting:
-            if one.caller.is_there and running[one.principal] < self._pace.get_at_once(
-                one.principal
-            ):
+        for one in self.waiting:
+            most = self._pace.get_at_once(one.principal)
+            if one.caller.is_there and running[one.principal] < most:
                 running[one.principal] += 1
                 present.append(one)
         return tuple(present)
 
     def _lend(self, lease: Lease, waiter: _Waiter) -> None:
         lease.lent_at = _now()
-        self._idle.remove(lease)
-        self._lent.add(lease)
+        self.idle.remove(lease)
+        self.lent.add(lease)
         lease.principal = waiter.principal
         self._served[waiter.principal] = next(self._count)
         self._owners[lease.session.execution_id] = waiter.principal
@@ -570,13 +552,13 @@ class LeasePool:
         """Return the idle lease that holds most of the prompt; of equal ones the least used."""
         fitting = [
             lease
-            for lease in self._idle
+            for lease in self.idle
             if lease.principal in (None, waiter.principal) and lease.can_serve(waiter.steps, now)
         ]
-        if not fitting:
-            return None
         return max(
-            fitting, key=lambda one: (one.contents.count_common(waiter.prompt), -one.used_at)
+            fitting,
+            key=lambda one: (one.contents.count_common(waiter.prompt), -one.used_at),
+            default=None,
         )
 
     def _is_worn(self, lease: Lease, now: float) -> bool:
@@ -585,15 +567,15 @@ class LeasePool:
         return lease.steps_left < steps or now >= lease.lend_until - seconds
 
     def _count_live(self) -> int:
-        return len(self._idle) + len(self._lent) + self._opening
+        return len(self.idle) + len(self.lent) + self._opening
 
     def _count_fresh(self, now: float) -> int:
-        leases = [*self._idle, *self._lent]
+        leases = [*self.idle, *self.lent]
         return self._opening + sum(not self._is_worn(lease, now) for lease in leases)
 
     def _retire_unused(self, now: float) -> None:
         """End idle leases that nobody needs; make room for who waits and fits into none."""
-        for lease in sorted(self._idle, key=lambda one: (not self._is_worn(one, now), one.used_at)):
+        for lease in sorted(self.idle, key=lambda one: (not self._is_worn(one, now), one.used_at)):
             live = self._count_live()
             if self._is_worn(lease, now):
                 is_unused = self._count_fresh(now) - self._opening >= max(1, self._options.warm)
@@ -623,10 +605,10 @@ class LeasePool:
             self._timer.cancel()
             self._timer = None
         times = [self._retry_at]
-        since = [one.since for one in self._waiting]
+        since = [one.since for one in self.waiting]
         since += [one.since for one in self._openings if not one.is_stalled]
         times += [max(at, self._progress_at) + tuning.LEASE_WAIT_S for at in since]
-        for lease in self._idle:
+        for lease in self.idle:
             worn_at = lease.lend_until - self._options.seconds / 8
             times += [worn_at, lease.lend_until, lease.used_at + self._options.idle_s]
         later = [at for at in times if at > now]
@@ -660,7 +642,7 @@ class LeasePool:
         now = _now()
         contents = make_cache_contents(session.manifest)
         lend_until, use_until = (now + self._options.seconds * part for part in (0.5, 0.75))
-        self._idle.append(Lease(session, contents, stack, lend_until, use_until, now))
+        self.idle.append(Lease(session, contents, stack, lend_until, use_until, now))
         self._adjust()
 
     def _note_failure(self, opening: _Opening, error: SplitUpError) -> None:
@@ -669,25 +651,28 @@ class LeasePool:
         if opening not in self._openings:
             return
         self._openings.remove(opening)
-        if opening.task is not None:
-            self._refunds.add(opening.task)
-            opening.task.add_done_callback(self._refunds.discard)
+        self._note_refund(opening.task)
         told = error
         if isinstance(error, InvalidInput | ChainRejected | ExecutionFailed):
             told = Unavailable(f"{self._model} cannot be run now; the server's log says why")
         self._failure = _now(), told
         self._retry_at = _now() + RETRY_S
-        if self._waiting:
-            self._waiting.popleft().lease.set_exception(told)
+        if self.waiting:
+            self.waiting.popleft().lease.set_exception(told)
         self._adjust()
 
     def _retire(self, lease: Lease) -> None:
-        self._idle.remove(lease)
+        self.idle.remove(lease)
         name = f"the end of execution {lease.session.execution_id}"
         ending = self._background.start(self._end(lease), name)
         if lease.session.failure is not None:
-            self._refunds.add(ending)
-            ending.add_done_callback(self._refunds.discard)
+            self._note_refund(ending)
+
+    def _note_refund(self, waiting: asyncio.Task[None] | None) -> None:
+        """Note a task that waits for a deadline."""
+        if waiting is not None:
+            self._refunds.add(waiting)
+            waiting.add_done_callback(self._refunds.discard)
 
     async def _end(self, lease: Lease) -> None:
         """End the execution, which pays its steps; the market gives the rest of the price back."""

@@ -82,8 +82,7 @@ from splitup.client.text.generation import (
 )
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.config import NetworkConfig
-from splitup.core.background import BackgroundTasks
-from splitup.core.closing import Closing
+from splitup.core.background import BackgroundTasks, Closing
 from splitup.core.errors import ExecutionFailed, InvalidInput
 from splitup.crypto.keys import Identity
 from splitup.decode.block_diffusion import DiffusionOptions

@@ -59,21 +59,9 @@ class SyncSplitUp:
         finally:
             self._stop()
 
-    def execute(
-        self,
-        model: str,
-        inputs: Mapping[str, Array],
-        *,
-        max_price_usdc: Usdc | None = None,
-        deadline_s: float | None = None,
-        verify: float | str | None = None,
-    ) -> Result:
-        """Like ``SplitUp.execute``; ``result.receipt.wait()`` gives the receipt."""
-        return self._run(
-            self._net.execute(
-                model, inputs, max_price_usdc=max_price_usdc, deadline_s=deadline_s, verify=verify
-            )
-        )
+    def execute(self, model: str, inputs: Mapping[str, Array], **options: Any) -> Result:
+        """Like ``SplitUp.execute``, with its keyword arguments; ``receipt.wait()`` waits."""
+        return self._run(self._net.execute(model, inputs, **options))
 
     def generate(self, model: str, prompt: str | Sequence[int], **options: Any) -> Iterator[Token]:
         """Like ``SplitUp.generate``, with its keyword arguments."""

@@ -1,11 +1,12 @@
-"""Tasks that run beside what started them, and end with it."""
+"""Tasks that run beside what started them and end with it, and what is closed at an end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -53,3 +54,17 @@ async def run_until(stopped: asyncio.Event, work: Coroutine[Any, Any, T]) -> T |
         return task.result() if task.done() else None
     finally:
         await cancel(task, stopping)
+
+
+class Closing(ABC):
+    """Holds connections until ``close``, or until the end of an ``async with``."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close what it holds."""

@@ -98,16 +98,14 @@ MAX_WEIGHTS: Final = 65_536  # tensors of one task, or of one safetensors file
 MAX_SYMBOLS: Final = 4  # of one task: rows that come in, rows that go out, and room for two more
 MAX_RANK: Final = 16  # a KV cache of a multi-head model has 4; tinygrad's own views reach 8
 MAX_DIMENSION: Final = 2**31 - 1  # index arithmetic of every renderer is safe in 32 bits
-MAX_ELEMENTS: Final = (
-    2**43  # of a value never written to memory: 64 rows looking up 8 of 384 experts are 2^42.4
-)
+# of a value never written to memory: 64 rows looking up 8 of 384 experts are 2^42.4
+MAX_ELEMENTS: Final = 2**43
 MAX_VALUE_BYTES: Final = 64 * 1024 * MIB  # of a value in memory; no port or weight is larger
 MAX_TASK_FLOPS: Final = 2**50  # one step of one task: an hour of a 300 GFLOP/s CPU
 MAX_NAME_CHARS: Final = 256  # of ports and tensors; names of weights in the wild reach 120
 MAX_MANIFEST_BYTES: Final = 4 * MIB  # 1,024 tasks of 1.5 KB, doubled
-MAX_SAFETENSORS_HEADER_BYTES: Final = (
-    16 * MIB
-)  # 65,536 tensors of 200 bytes; the format allows 100 MB
+# 65,536 tensors of 200 bytes; the format allows 100 MB
+MAX_SAFETENSORS_HEADER_BYTES: Final = 16 * MIB
 MAX_TOKENIZER_BYTES: Final = 64 * MIB  # the largest tokenizer.json in the wild has 33 MB
 MAX_CHAT_TEMPLATE_CHARS: Final = 65_536  # the longest in the wild have 20,000
 MAX_CONTEXT: Final = 2**20  # rows of a KV cache
@@ -158,16 +156,14 @@ MAX_TRANSACTION_GAS: Final = 2**24  # EIP-7825, Osaka
 
 MAX_FINISHED_PLANS: Final = 256  # certificates kept after settlement, for clients that ask later
 MAX_SNAPSHOT_BYTES: Final = 64 * MIB  # of JSON: 16,384 nodes of 2 KB, doubled
-CHUNKED_MESSAGE_NODES: Final = (
-    1_000  # with more nodes, observations and proposals are sent in chunks, apart from gossip
-)
+# with more nodes, observations and proposals are sent in chunks, apart from gossip
+CHUNKED_MESSAGE_NODES: Final = 1_000
 # A larger message between members is sent in chunks, too: a settlement of 1,024 disputed tasks
 # takes 46 MB. Commitments that members share are divided below it.
 GOSSIP_BYTES: Final = 3 * MIB
 MESSAGE_CHUNK_BYTES: Final = 2 * MIB
-MAX_CHUNKED_MESSAGE_BYTES: Final = (
-    128 * MIB
-)  # a proposal of 21 observations (n = 31) of 10,000 nodes: 18 MB
+# a proposal of 21 observations (n = 31) of 10,000 nodes: 18 MB
+MAX_CHUNKED_MESSAGE_BYTES: Final = 128 * MIB
 MAX_NODES: Final = 16_384  # registered nodes a member follows, ≈ 2 KB each
 MAX_NODES_DEPTH: Final = 14  # of the Merkle tree over MAX_NODES leaves
 OPENED_ENTRIES: Final = 2  # of a snapshot, in a verification order: executor and validator
@@ -231,7 +227,6 @@ MAX_SLASHES: Final = 256  # nodes in one settlement, and accounts paid out of th
 MAX_DISTRIBUTED: Final = 64  # executions in one transaction; the Market takes as many
 MAX_CREDITS: Final = 384  # payouts of one execution that the Market credits in one call
 MAX_DISTRIBUTED_WORDS: Final = 512  # payouts and exposures in one transaction: 23 k gas each, 2^24
-SIGNED_REQUEST_MARGIN_S: Final = (
-    10  # beyond the chain's minimum: a signed request may wait for some blocks
-)
+# beyond the chain's minimum: a signed request may wait for some blocks
+SIGNED_REQUEST_MARGIN_S: Final = 10
 SIGNED_REQUEST_MARGIN_BLOCKS: Final = 3  # and at least these: head, a full block, its own

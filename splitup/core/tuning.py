@@ -14,9 +14,8 @@ from splitup.core.limits import KIB, MIB
 DIRECT_BYTES: Final = 32 * MIB  # of chunks that wait for one peer, or are ahead of the store
 DIRECT_HEAD_START_S: Final = 0.05  # that chunks get before the same bytes go to the store
 DIRECT_CONNECT_S: Final = 0.5  # a first large input waits for its readers; the store is no faster
-TENSOR_CHUNKS_BYTES: Final = (
-    256 * MIB
-)  # of tensors that a node receives at once; further ones come from the store
+# of tensors that a node receives at once; further ones come from the store
+TENSOR_CHUNKS_BYTES: Final = 256 * MIB
 SEGMENT_PAUSE_S: Final = 0.004  # after 256 KiB of a segment: 64 MB/s while the log is not behind
 SEGMENT_AGE_S: Final = 1.0  # steps older than this are written although the segment is not full
 FLUSH_PERIOD_S: Final = 0.5  # how often that is checked: a step is stored after 1.5 s and a PUT
@@ -191,9 +190,8 @@ UPLOAD_KEYS: Final = 16_384  # uploaders whose use of the store a gateway rememb
 UPLOAD_STALL_S: Final = 60.0  # an upload without progress for this long is aborted
 TRANSFER_STALL_S: Final = 20.0  # likewise other transfers: the connection may be half-open
 DOWNLOAD_PATIENCE_S: Final = 60.0  # of retries without a byte; then the caller has to decide
-DISK_LEAST_BYTES: Final = (
-    16 * MIB
-)  # a node with less free space takes no work: the journal needs it
+# a node with less free space takes no work: the journal needs it
+DISK_LEAST_BYTES: Final = 16 * MIB
 DISK_RESERVE_BYTES: Final = 64 * MIB  # left free by downloads: journal, status, compiled kernels
 COMMITTEE_CACHE_S: Final = 10.0  # how stale the gateway's view of the committee may be
 COMMITTEE_LOOKUPS: Final = 8  # executions looked up on the chain at once; forgeries may name any
@@ -244,14 +242,12 @@ RPC_TRIES: Final = 4  # with the pauses below ≈ 0.7 s: bridges a short failure
 RPC_SILENCES: Final = 2  # calls without an answer: the second goes over another connection
 RPC_BACKOFF_S: Final = 0.1  # first pause; doubles
 RPC_BACKOFF_MAX_S: Final = 5.0  # longest pause of a subscriber that waits for the node to return
-LOG_RANGE_BLOCKS: Final = (
-    1_000  # per eth_getLogs; public providers cut off between 1,000 and 10,000
-)
+# per eth_getLogs; public providers cut off between 1,000 and 10,000
+LOG_RANGE_BLOCKS: Final = 1_000
 LOG_RANGE_MAX_BLOCKS: Final = 65_536  # where larger ranges are answered
 LOG_RANGE_MEMORY: Final = 64  # answers after which twice the refused range is tried again
-REORG_BLOCKS: Final = (
-    64  # two epochs of Ethereum, after which it is final; a deeper one is an alarm
-)
+# two epochs of Ethereum, after which it is final; a deeper one is an alarm
+REORG_BLOCKS: Final = 64
 RECEIPT_POLL_S: Final = 0.05
 BLOCK_EARLY: Final = 0.15  # a block is asked for often from this share of a period before it is due
 BLOCK_EARLY_S: Final = 0.5  # and at least this long before
@@ -355,9 +351,8 @@ SHOWN_VERIFICATIONS: Final = 5  # in a node's status: a screen has room for no m
 MAX_ORDERS: Final = 64  # verifications that wait; with more, members ask the next validator
 TRADE_PERIOD_S: Final = 60.0  # a node swaps one task in it at most: loading takes seconds
 TRADE_NOTICE_S: Final = 10.0  # between withdrawing a task and unloading it: plans may be under way
-TRADE_HOLD_S: Final = (
-    600.0  # a swapped task is not swapped back for this long, to repay its download
-)
+# a swapped task is not swapped back for this long, to repay its download
+TRADE_HOLD_S: Final = 600.0
 SHOWN_TRADES: Final = 3  # in a node's status
 LOAD_RETRY_DOUBLINGS: Final = 6  # of LOAD_RETRY_S, for a task that fails again: an hour at most
 LOAD_RETRY_S: Final = 60.0  # before a task that failed to load is tried again

@@ -95,7 +95,8 @@ def _describe_party(layout: DevnetLayout, party: Party) -> dict[str, Any]:
         "keystore": str(party.keystore),
         "passphrase_file": str(party.passphrase_file),
         "data_dir": str(party.directory),
-        "kernel_cache": _find_kernels(),
+        # one user's, of all parties; the next network starts warm
+        "kernel_cache": str(find_cache_directory() / "kernels"),
         "metrics": _METRICS,
         "allow_loopback": True,
     }
@@ -127,11 +128,6 @@ def write_node_file(layout: DevnetLayout, index: int) -> Path:
             "devices": [os.environ["DEV"]] if os.environ.get("DEV") else [],
         },
     )
-
-
-def _find_kernels() -> str:
-    """Return where all parties keep compiled tasks: one user's; the next network starts warm."""
-    return str(find_cache_directory() / "kernels")
 
 
 def _write_toml(path: Path, values: Mapping[str, str | int | bool | list[str]]) -> Path:

@@ -45,6 +45,7 @@ _JWT_SECTIONS: Final = (
     "jwt.filer_signing",
     "jwt.filer_signing.read",
 )
+_START_S: Final = 20.0
 _PROBE_KEY: Final = "splitup-ready"
 _MEMORY_LIMIT: Final = "300MiB"  # without a limit the process uses twice as much
 _MIN_FREE: Final = 0.01  # of the disk; SeaweedFS's own limit, which cannot be set for "mini"
@@ -87,13 +88,7 @@ def find_weed() -> Path:
     return Path(on_path)
 
 
-def start_object_server(
-    data_dir: Path,
-    *,
-    bucket: str = "splitup",
-    s3_port: int | None = None,
-    timeout_s: float = 20.0,
-) -> ObjectServer:
+def start_object_server(data_dir: Path, *, s3_port: int | None = None) -> ObjectServer:
     """Start a server on ``data_dir``, new or used, and return when the bucket answers (≈ 1 s).
 
     Blocks. The server ends with the thread that calls this, at the latest. Ports and keys are
@@ -116,12 +111,12 @@ def start_object_server(
     server = ObjectServer(
         *(child.name, child.process, child.log),
         endpoint_url=read_endpoint(data_dir),
-        bucket=bucket,
+        bucket="splitup",
         credentials_path=credentials_path,
         data_dir=data_dir,
     )
     try:
-        _wait_for_bucket(server, time.monotonic() + timeout_s)
+        _wait_for_bucket(server, time.monotonic() + _START_S)
     except BaseException:
         server.stop()
         raise
@@ -181,12 +176,10 @@ def _load_ports(data_dir: Path, s3_port: int | None) -> dict[str, int]:
             raise ConfigurationError(
                 f"{path} is damaged; delete it and start again, objects stay"
             ) from None
-        if s3_port is not None and ports["s3.port"] != s3_port:
-            ports["s3.port"] = s3_port
     else:
         ports = dict(zip(_PORT_FLAGS, find_free_ports(len(_PORT_FLAGS)), strict=True))
-        if s3_port is not None:
-            ports["s3.port"] = s3_port
+    if s3_port is not None:
+        ports["s3.port"] = s3_port
     for flag, port in ports.items():
         _check_free(port, flag, path)
     temporary = path.with_suffix(".new")

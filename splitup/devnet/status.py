@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,14 +32,14 @@ _SILENCE_S: Final = 2.0  # nobody else has answered for so long
 class NodeHealth:
     """A registered node; ``tasks`` are those it holds in the latest snapshot.
 
-    ``is_own``: the devnet started it, it did not join. ``in_snapshot``: the snapshot lists it with
+    ``own``: the devnet started it, it did not join. ``in_snapshot``: the snapshot lists it with
     its current endpoint.
     """
 
     address: str
     endpoint: str
     stake_micro_usdc: int
-    is_own: bool
+    own: bool
     answers: bool
     in_snapshot: bool
     tasks: tuple[str, ...]
@@ -76,7 +76,7 @@ class NetworkHealth:
     @property
     def own_nodes(self) -> int:
         """The number of live nodes that the devnet started."""
-        return sum(node.is_live and node.is_own for node in self.nodes)
+        return sum(node.is_live and node.own for node in self.nodes)
 
     def is_ready(self) -> bool:
         return (
@@ -115,18 +115,7 @@ class NetworkHealth:
             "gateways": list(self.gateways),
             "members": list(self.members),
             "silent": list(self.silent),
-            "nodes": [
-                {
-                    "address": node.address,
-                    "endpoint": node.endpoint,
-                    "stake_micro_usdc": node.stake_micro_usdc,
-                    "own": node.is_own,
-                    "answers": node.answers,
-                    "in_snapshot": node.in_snapshot,
-                    "tasks": len(node.tasks),
-                }
-                for node in self.nodes
-            ],
+            "nodes": [asdict(node) | {"tasks": len(node.tasks)} for node in self.nodes],
         }
 
 
@@ -154,7 +143,7 @@ async def fetch_health(
             address=node["account"],
             endpoint=node["endpoint"],
             stake_micro_usdc=node["stake"],
-            is_own=node["endpoint"] in own,
+            own=node["endpoint"] in own,
             answers=node["endpoint"] in answering,
             in_snapshot=entry is not None and entry.endpoint == node["endpoint"],
             tasks=entry.resident if entry is not None else (),

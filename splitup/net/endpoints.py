@@ -23,35 +23,27 @@ from splitup.core import tuning
 
 _AddressInfo = tuple[Any, ...]
 _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
-_METADATA: Final = frozenset(  # where clouds serve credentials; not all of them are link-local
-    map(
-        ipaddress.ip_address,
-        (
-            *("169.254.169.254", "100.100.100.200", "168.63.129.16"),
-            *("fd00:ec2::254", "fd20:ce::254", "fd00:c1::a9fe:a9fe"),
-        ),
-    )
+_Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
+
+
+def _parse(*texts: str) -> _Networks:
+    return tuple(ipaddress.ip_network(text) for line in texts for text in line.split())
+
+
+# where clouds serve credentials; not all of them are link-local
+_METADATA: Final = _parse(
+    "169.254.169.254 100.100.100.200 168.63.129.16", "fd00:ec2::254 fd20:ce::254 fd00:c1::a9fe:a9fe"
 )
-_LOCAL: Final = tuple(  # of one machine or one operator; 100.64.0.0/10 is of a carrier, RFC 6598
-    map(
-        ipaddress.ip_network,
-        (
-            *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"),
-            *("::1/128", "fc00::/7"),
-        ),
-    )
+# of one machine or one operator; 100.64.0.0/10 is of a carrier, RFC 6598
+_LOCAL: Final = _parse(
+    "127.0.0.0/8 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 100.64.0.0/10", "::1/128 fc00::/7"
 )
 # IANA's registries of special-purpose addresses, and multicast; Python's ``is_global`` knows most
 # of them, by its version. Anycast relays and tunnels are left out: nodes are not there.
-_SPECIAL: Final = tuple(
-    map(
-        ipaddress.ip_network,
-        (
-            *("0.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24"),
-            *("198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
-            *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
-        ),
-    )
+_SPECIAL: Final = _parse(
+    "0.0.0.0/8 169.254.0.0/16 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24",
+    "198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/4 240.0.0.0/4",
+    "2001::/23 2001:db8::/32 2002::/16 3fff::/20",
 )
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # all that IANA has allotted
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052
@@ -80,8 +72,8 @@ def check_ip(text: str, *, allow_loopback: bool) -> None:
     or in one local network), all others always unless they are public.
     """
     for address in _unwrap(ipaddress.ip_address(text.partition("%")[0])):
-        is_local = any(address in network for network in _LOCAL)
-        if address in _METADATA or not (is_local or _is_public(address)):
+        is_local = _is_in(address, _LOCAL)
+        if _is_in(address, _METADATA) or not (is_local or _is_public(address)):
             raise EndpointRefused(f"the peer's address {text} is never connected to")
         if is_local and not allow_loopback:
             raise EndpointRefused(
@@ -105,7 +97,11 @@ def _unwrap(address: _Ip) -> tuple[_Ip, ...]:
 def _is_public(address: _Ip) -> bool:
     if isinstance(address, ipaddress.IPv6Address) and address not in _UNICAST:
         return False
-    return address.is_global and not any(address in network for network in _SPECIAL)
+    return address.is_global and not _is_in(address, _SPECIAL)
+
+
+def _is_in(address: _Ip, networks: _Networks) -> bool:
+    return any(address in network for network in networks)
 
 
 def make_socket_factory(*, allow_loopback: bool) -> Callable[[_AddressInfo], socket.socket]:

@@ -22,7 +22,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from splitup.core import limits, tuning
-from splitup.core.closing import Closing
+from splitup.core.background import Closing
 from splitup.core.codec import parse_json
 from splitup.core.errors import (
     BadSignature,

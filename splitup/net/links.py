@@ -335,21 +335,17 @@ class LinkPool:
         self._links[address, execution_id] = (link, task)
         return link
 
-    async def close_link(self, link: Link, *, flush_s: float = 1.0) -> None:
-        """Close a link, after ``flush_s`` at most for what is queued."""
-        known = self._links.get((link.peer, link.execution_id))
-        if known is None or known[0] is not link:
-            return
-        with contextlib.suppress(TimeoutError, SplitUpError):
-            async with asyncio.timeout(flush_s):
-                await link.drain()
-        await cancel(known[1])
-        self._forget(link, None)  # for a task that was cancelled before it began
-
     async def close(self, *, flush_s: float = 1.0) -> None:
-        """Close every link and the session."""
-        links = [link for link, _ in self._links.values()]
-        await asyncio.gather(*(self.close_link(link, flush_s=flush_s) for link in links))
+        """Close every link, after ``flush_s`` at most for what is queued, and the session."""
+
+        async def close_link(link: Link, task: asyncio.Task[None]) -> None:
+            with contextlib.suppress(TimeoutError, SplitUpError):
+                async with asyncio.timeout(flush_s):
+                    await link.drain()
+            await cancel(task)
+            self._forget(link, None)  # for a task that was cancelled before it began
+
+        await asyncio.gather(*(close_link(*known) for known in self._links.values()))
         if self._session is not None:
             await self._session.close()
             self._session = None

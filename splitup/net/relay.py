@@ -39,7 +39,7 @@ from aiohttp import web
 from splitup.core import limits, tuning
 from splitup.core.background import cancel
 from splitup.core.errors import BadSignature, PeerFault, Refused, SplitUpError, Unavailable
-from splitup.core.places import Places
+from splitup.core.places import Places, hold_place
 from splitup.core.throughput import Allowance
 from splitup.crypto.jws import verify_jws
 from splitup.messages import api
@@ -287,20 +287,15 @@ class Relay:
     @contextlib.contextmanager
     def _hold_stream(self, node: _Node) -> Iterator[None]:
         """Hold a place for a data connection; raise Unavailable, or end one of another node."""
-        task = asyncio.current_task()
-        assert task is not None
-        is_full = node.streams >= tuning.RELAY_NODE_STREAMS
-        shed = (node.address, task) if is_full else self._streams.take(node.address, task)
-        if shed == (node.address, task):
-            raise Unavailable(f"too many connections to node {node.address} through this relay")
-        if shed is not None:
-            shed[1].cancel()
-        node.streams += 1
-        try:
-            yield
-        finally:
-            node.streams -= 1
-            self._streams.leave(node.address, task)
+        refusal = Unavailable(f"too many connections to node {node.address} through this relay")
+        if node.streams >= tuning.RELAY_NODE_STREAMS:
+            raise refusal
+        with hold_place(self._streams, node.address, refusal):
+            node.streams += 1
+            try:
+                yield
+            finally:
+                node.streams -= 1
 
     # ---- data connections ------------------------------------------------------------------
 

@@ -22,40 +22,18 @@ from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.task_queue import PortId
 
 
-def make_stored_frame(
+def make_entry_frame(
     execution_id: str,
-    task: int,
-    port: int,
-    step: int,
-    digest: bytes,
-    length_bytes: int,
+    source: PortId,
+    entry: LogEntry,
+    before: bytes = NO_STEPS,
     *,
     direct: bool = False,
-    before: bytes = NO_STEPS,
 ) -> Frame:
-    """Return the frame that announces a tensor that is too large to be inline.
+    """Return the frame for one step of a port's log.
 
-    Store the tensor first, or send its chunks (``direct``).
+    An entry without data is too large for a frame: store it first, or send its chunks (``direct``).
     """
-    return Frame(
-        kind=FrameKind.TENSOR,
-        execution_id=execution_id,
-        task=task,
-        port=port,
-        step=step,
-        digest=digest,
-        length=length_bytes,
-        payload=b"",
-        stored=not direct,
-        direct=direct,
-        before=before,
-    )
-
-
-def make_entry_frame(
-    execution_id: str, source: PortId, entry: LogEntry, before: bytes = NO_STEPS
-) -> Frame:
-    """Return the frame for one step of a port's log, inline or stored."""
     data = entry.data
     return Frame(
         FrameKind.TENSOR,
@@ -65,7 +43,8 @@ def make_entry_frame(
         entry.digest,
         entry.length,
         b"" if data is None else bytes(data),
-        stored=data is None,
+        stored=data is None and not direct,
+        direct=direct,
         zeros=data is not None and entry.digest == compute_zero_digest(entry.length),
         before=before,
     )

@@ -22,7 +22,8 @@ from splitup.messages.base import RELAY_PATH
 from splitup.messages.frames import TensorChunk
 from splitup.net.links import Link
 from splitup.net.object_transfer import compute_sha256
-from splitup.net.signed_frames import make_stored_frame, seal_frame
+from splitup.net.signed_frames import make_entry_frame, seal_frame
+from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.task_queue import PortId
 
 FindBefore = Callable[[int, bytes], Awaitable[bytes]]  # (step, digest)
@@ -56,9 +57,8 @@ async def send_direct(
     )
     before = NO_STEPS if find_before is None else await find_before(step, digest)
     if links:
-        frame = make_stored_frame(
-            execution_id, *source, step, digest, len(data), direct=True, before=before
-        )
+        entry = LogEntry(step, digest, len(data), None)
+        frame = make_entry_frame(execution_id, source, entry, before, direct=True)
         sealed = seal_frame(identity, frame)
         for link in links:
             link.send_bulk(sealed)  # after the chunks

@@ -17,7 +17,7 @@ import aiohttp
 from eth_utils.crypto import keccak
 
 from splitup.core import tuning
-from splitup.core.closing import Closing
+from splitup.core.background import Closing
 from splitup.core.errors import (
     InvalidInput,
     PeerFault,

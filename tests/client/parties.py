@@ -59,20 +59,7 @@ def make_parties(
 
 def make_wanted(plan: Plan) -> Wanted:
     """What a client asked for that was given this plan."""
-    request = plan.request
-    return Wanted(
-        execution_id=request.execution_id,
-        chain_id=request.chain_id,
-        market=request.market,
-        model_id=request.model_id,
-        client=request.client,
-        client_key=request.client_key,
-        steps=request.steps,
-        max_price_micro_usdc=request.max_price_micro_usdc,
-        deadline=request.deadline,
-        verify_bps=request.verify_bps,
-        task_count=len(plan.tasks),
-    )
+    return Wanted(plan.request, len(plan.tasks))
 
 
 def always(committee: CommitteeView) -> Callable[[], Awaitable[CommitteeView]]:

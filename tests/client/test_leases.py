@@ -107,7 +107,7 @@ async def use(
 
 async def test_one_execution_serves_requests_one_after_the_other() -> None:
     async with make_pool(warm=1, steps=100) as (pool, sessions):
-        await settle(lambda: pool.idle == 1)
+        await settle(lambda: len(pool.idle) == 1)
         leases = {id(await use(pool, 10)) for _ in range(5)}
         assert len(leases) == len(sessions.opened) == 1
 
@@ -129,7 +129,7 @@ async def test_requests_at_once_have_leases_of_their_own_up_to_the_limit() -> No
             tasks.append(asyncio.create_task(request(number, begun[number], go[number])))
             await asyncio.sleep(0)
         await begun[1].wait()
-        assert pool.lent == 2 and len(sessions.opened) == 2 and order == [0, 1]
+        assert len(pool.lent) == 2 and len(sessions.opened) == 2 and order == [0, 1]
         go[1].set()
         await begun[2].wait()  # first come, first served
         assert order == [0, 1, 2]
@@ -141,7 +141,7 @@ async def test_requests_at_once_have_leases_of_their_own_up_to_the_limit() -> No
 
 async def test_a_request_gets_the_lease_that_holds_most_of_its_prompt() -> None:
     async with make_pool(warm=2, most=2) as (pool, _):
-        await settle(lambda: pool.idle == 2)
+        await settle(lambda: len(pool.idle) == 2)
         async with (
             pool.borrow(ANN, [1, 2, 3], 1) as first,
             pool.borrow(ANN, [7, 8, 9], 1) as second,
@@ -230,9 +230,9 @@ async def test_a_request_whose_lease_is_there_overtakes_one_that_waits_for_its_o
 
 async def test_a_worn_lease_is_replaced_before_it_is_used_up() -> None:
     async with make_pool(warm=1, most=1, steps=8) as (pool, sessions):
-        await settle(lambda: pool.idle == 1)
+        await settle(lambda: len(pool.idle) == 1)
         old = await use(pool, 7)
-        await settle(lambda: len(sessions.opened) == 2 and pool.idle == 1)
+        await settle(lambda: len(sessions.opened) == 2 and len(pool.idle) == 1)
         assert await use(pool, 1) is not old
         await settle(lambda: len(sessions.ended) == 1)
         assert sessions.ended == [old.session]
@@ -240,7 +240,7 @@ async def test_a_worn_lease_is_replaced_before_it_is_used_up() -> None:
 
 async def test_a_request_too_large_for_what_is_open_gets_an_execution_of_its_size() -> None:
     async with make_pool(warm=1, most=1, steps=8) as (pool, sessions):
-        await settle(lambda: pool.idle == 1)
+        await settle(lambda: len(pool.idle) == 1)
         lease = await use(pool, 50)
         assert lease.session.plan.request.steps == 50 and len(sessions.opened) == 2
 
@@ -301,25 +301,25 @@ async def test_a_request_that_is_cancelled_leaves_its_place_and_its_lease() -> N
         gone.cancel()
         sessions.gate.set()
         lease = await stays
-        assert pool.lent == 0 and lease.session is sessions.opened[0]
+        assert len(pool.lent) == 0 and lease.session is sessions.opened[0]
 
         async def hold() -> None:
             async with pool.borrow(ANN, [1], 1):
                 await asyncio.Event().wait()
 
         holder = asyncio.create_task(hold())
-        await settle(lambda: pool.lent == 1)
+        await settle(lambda: len(pool.lent) == 1)
         holder.cancel()
-        await settle(lambda: pool.lent == 0)
+        await settle(lambda: len(pool.lent) == 0)
         assert await use(pool) is lease
 
 
 async def test_leases_beyond_the_warm_ones_end_when_nobody_uses_them() -> None:
     async with make_pool(warm=1, most=3, idle_s=0.01) as (pool, sessions):
         async with pool.borrow(ANN, [1], 1), pool.borrow(ANN, [1], 1), pool.borrow(ANN, [1], 1):
-            assert pool.lent == 3
+            assert len(pool.lent) == 3
         await settle(lambda: len(sessions.ended) == 2)
-        assert pool.idle == 1
+        assert len(pool.idle) == 1
 
 
 async def test_a_lease_begins_no_request_in_the_second_half_of_its_time() -> None:
@@ -349,7 +349,7 @@ async def test_a_server_that_stops_does_not_wait_for_a_refund(
 
     pool = LeasePool(Stuck(), "model", LeaseOptions())  # type: ignore[arg-type]
     pool.open()
-    await settle(lambda: pool.idle == 1)
+    await settle(lambda: len(pool.idle) == 1)
     await pool.close()
     assert "not waiting for the end of execution 0x000" in caplog.text
 
@@ -368,14 +368,14 @@ async def test_no_request_waits_behind_an_opening_that_hangs(
         hanging, sessions.gate = sessions.gate, asyncio.Event()
         sessions.gate.set()  # nodes are back; what was asked for before is never planned
         await use(pool)
-        assert pool.idle >= 1 and not any(one.is_stalled for one in pool._openings)
+        assert len(pool.idle) >= 1 and not any(one.is_stalled for one in pool._openings)
         hanging.set()
 
 
 async def test_a_pool_serves_until_its_leases_fail_and_none_opens() -> None:
     async with make_pool(warm=1) as (pool, sessions):
         assert pool.is_serving
-        await settle(lambda: pool.idle == 1)
+        await settle(lambda: len(pool.idle) == 1)
         sessions.opened[0].failure = SimpleNamespace()
         sessions.errors = [Unavailable("the chain does not answer")]
         pool._adjust()
@@ -423,7 +423,7 @@ async def test_who_leaves_as_all_are_refused_does_not_keep_the_others_waiting() 
         sessions.gate.clear()
         leaving, waiting = (asyncio.create_task(use(pool)) for _ in range(2))
         await asyncio.sleep(0)
-        assert pool.waiting == 2
+        assert len(pool.waiting) == 2
         leaving.cancel()  # it has not run since
         pool._refuse_all()
         with pytest.raises(Unavailable, match="none is loading it"):
@@ -460,7 +460,7 @@ async def test_an_opening_that_hung_serves_when_it_comes_after_all(
         with pytest.raises(Unavailable):
             await use(pool)
         sessions.gate.set()
-        await settle(lambda: pool.idle == 1)
+        await settle(lambda: len(pool.idle) == 1)
         await use(pool)
         assert len(sessions.opened) == 1
 
@@ -521,7 +521,7 @@ async def test_a_request_that_would_be_served_too_late_is_told_when_to_come_back
     go = asyncio.Event()
     async with make_pool(warm=0, most=2) as (pool, _):
         running = [asyncio.create_task(hold(pool, go)) for _ in range(2)]
-        await settle(lambda: pool.lent == 2)
+        await settle(lambda: len(pool.lent) == 2)
         clock.now += 8  # no request has ended, and two of them are not done in 8 s
         waits = []
         for _ in range(3):
@@ -530,7 +530,7 @@ async def test_a_request_that_would_be_served_too_late_is_told_when_to_come_back
             waits.append(caught.value.retry_s)
         assert waits == [4, 8, 12], "not all at once"
         patient = [asyncio.create_task(use_for(pool, Caller(20, came_at=clock.now)))]
-        await settle(lambda: pool.waiting == 1)
+        await settle(lambda: len(pool.waiting) == 1)
         go.set()
         await asyncio.gather(*running, *patient)
         await use_for(pool, Caller(4, came_at=clock.now))  # nothing runs: it is tried
@@ -542,10 +542,10 @@ async def test_a_client_that_does_not_say_waits_for_a_minute_at_most(
     go = asyncio.Event()
     async with make_pool(warm=0, most=1) as (pool, _):
         running = asyncio.create_task(hold(pool, go))
-        await settle(lambda: pool.lent == 1)
+        await settle(lambda: len(pool.lent) == 1)
         clock.now += tuning.QUEUE_WAIT_S / 2
         waiting = asyncio.create_task(use(pool))
-        await settle(lambda: pool.waiting == 1)
+        await settle(lambda: len(pool.waiting) == 1)
         clock.now += 1  # the second one's turn would come after twice as long
         with pytest.raises(Throttled):
             await use(pool)
@@ -569,14 +569,14 @@ async def test_fewer_run_at_once_when_clients_give_up_before_their_answers() -> 
             one.cancel()
         await asyncio.gather(*late, return_exceptions=True)
         asking = [asyncio.create_task(hold(pool, go)) for _ in range(4)]
-        await settle(lambda: pool.lent == 1)
-        assert (pool.lent, pool.waiting) == (1, 3)
+        await settle(lambda: len(pool.lent) == 1)
+        assert (len(pool.lent), len(pool.waiting)) == (1, 3)
         go.set()
         await asyncio.gather(*asking)
         go.clear()
         asking = [asyncio.create_task(hold(pool, go)) for _ in range(4)]
-        await settle(lambda: pool.lent == 3)
-        assert pool.waiting == 1
+        await settle(lambda: len(pool.lent) == 3)
+        assert len(pool.waiting) == 1
         go.set()
         await asyncio.gather(*asking)
 
@@ -596,9 +596,9 @@ async def test_s36_a_key_that_gives_up_often_slows_down_itself_alone() -> None:
             one.cancel()
         await asyncio.gather(*late, return_exceptions=True)
         asking = [asyncio.create_task(ask(who)) for who in (ANN, ANN, BOB, BOB, BOB)]
-        await settle(lambda: pool.lent == 4)
+        await settle(lambda: len(pool.lent) == 4)
         await settle(lambda: inside[BOB] == 3)
-        assert (inside[ANN], pool.waiting) == (5, 1)
+        assert (inside[ANN], len(pool.waiting)) == (5, 1)
         go.set()
         await asyncio.gather(*asking)
 
@@ -607,9 +607,9 @@ async def test_a_full_queue_refuses_nobody_who_has_just_left() -> None:
     go = asyncio.Event()
     async with make_pool(warm=0, most=1, waiting=2) as (pool, _):
         running = asyncio.create_task(hold(pool, go))
-        await settle(lambda: pool.lent == 1)
+        await settle(lambda: len(pool.lent) == 1)
         waiting = [asyncio.create_task(hold(pool, go)) for _ in range(2)]
-        await settle(lambda: pool.waiting == 2)
+        await settle(lambda: len(pool.waiting) == 2)
         asyncio.get_running_loop().call_soon(go.set)
         waiting[1].cancel()  # its place is free, though its task has not run yet
         async with pool.borrow(BOB, [1], 1):
@@ -622,12 +622,12 @@ async def test_one_that_gives_up_alone_changes_nothing() -> None:
     async with make_pool(warm=0, most=2) as (pool, _):
         for _ in range(3):
             alone = asyncio.create_task(hold(pool, asyncio.Event()))
-            await settle(lambda: pool.lent == 1)
+            await settle(lambda: len(pool.lent) == 1)
             alone.cancel()
             await asyncio.gather(alone, return_exceptions=True)
         go = asyncio.Event()
         both = [asyncio.create_task(hold(pool, go)) for _ in range(2)]
-        await settle(lambda: pool.lent == 2)
+        await settle(lambda: len(pool.lent) == 2)
         go.set()
         await asyncio.gather(*both)
 
@@ -643,9 +643,9 @@ async def test_s36_a_key_that_floods_waits_for_its_own_requests() -> None:
 
     async with make_pool(warm=0, most=1, waiting=4) as (pool, _):
         flood = [asyncio.create_task(ask(ANN))]
-        await settle(lambda: pool.lent == 1)
+        await settle(lambda: len(pool.lent) == 1)
         flood += [asyncio.create_task(ask(ANN)) for _ in range(4)]
-        await settle(lambda: pool.lent == 1 and pool.waiting == 4)
+        await settle(lambda: len(pool.lent) == 1 and len(pool.waiting) == 4)
         other = [asyncio.create_task(ask(BOB))]
         await settle(flood[4].done)
         pool.check(BOB)
@@ -665,7 +665,7 @@ async def test_s36_who_is_refused_often_makes_nobody_else_come_later(
     go = asyncio.Event()
     async with make_pool(warm=0, most=1) as (pool, _):
         running = asyncio.create_task(hold(pool, go))
-        await settle(lambda: pool.lent == 1)
+        await settle(lambda: len(pool.lent) == 1)
         clock.now += 8
         for principal, count in ((ANN, 6), (BOB, 1)):
             for _ in range(count):
@@ -685,15 +685,15 @@ async def test_work_that_nobody_waits_for_keeps_its_place_and_does_not_start() -
     go = asyncio.Event()
     async with make_pool(warm=0, most=1) as (pool, sessions):
         running = asyncio.create_task(hold(pool, go))
-        await settle(lambda: pool.lent == 1)
+        await settle(lambda: len(pool.lent) == 1)
         caller = Caller()
         first = asyncio.create_task(use_for(pool, caller))
         second = asyncio.create_task(use_for(pool, Caller()))
-        await settle(lambda: pool.waiting == 2)
+        await settle(lambda: len(pool.waiting) == 2)
         caller.leave()
         go.set()
         await asyncio.gather(running, second)
-        assert pool.idle == 1 and pool.waiting == 1 and not first.done()
+        assert len(pool.idle) == 1 and len(pool.waiting) == 1 and not first.done()
         caller.come(0.0, None)
         await first
         assert not caller.on_return and len(sessions.opened) == 1

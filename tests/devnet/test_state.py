@@ -110,13 +110,13 @@ def test_busy_port_is_one_sentence(tmp_path: Path) -> None:
 
 
 def make_health(own: int, joined: int, *, silent_store: str = "") -> NetworkHealth:
-    node = NodeHealth("0x1", "http://n:1", 1, is_own=True, answers=True, in_snapshot=True, tasks=())
+    node = NodeHealth("0x1", "http://n:1", 1, own=True, answers=True, in_snapshot=True, tasks=())
     return NetworkHealth(
         block=1,
         has_group_key=True,
         gateways=("a", "b"),
         members=("a", "b", "c", "d"),
-        nodes=(node,) * own + (replace(node, is_own=False),) * joined,
+        nodes=(node,) * own + (replace(node, own=False),) * joined,
         wanted_nodes=5,
         wanted_members=4,
         silent_store=silent_store,

@@ -264,7 +264,7 @@ def test_a_networks_status_is_shown_as_it_is_printed(
         address="0x52aaadcecf4aba4b1695fcf23f2249c40bed11bb",
         endpoint="http://127.0.0.1:19068",
         stake_micro_usdc=1_100_000_000,
-        is_own=True,
+        own=True,
         answers=True,
         in_snapshot=True,
         tasks=tuple(str(number) for number in range(12)),

@@ -64,19 +64,20 @@ async def say_nothing(self: Any, *_: Any) -> bool:
 async def guess(self: Verifier, order: Any) -> Digests:
     """Fetch and hash the inputs, which is cheap, and make up the rest."""
     found: Digests = await Verifier._recompute_honestly(self, order)  # type: ignore[attr-defined]
-    found.add_outputs([b"a guess"] * len(found.outputs))
+    for digest in found._outputs:
+        digest.add_tensor(b"a guess")
     return found
 
 
 async def copy_output(self: Verifier, order: VerificationOrder) -> Digests:
     """Hash the executor's outputs instead of computing any, if the store shows them."""
     request = order.certificate.plan.request
-    manifest = await self._context.cache.fetch_manifest(request.model_id)
-    entry, store = manifest.tasks[order.task], self._context.open_store(order)
+    manifest = await self.cache.fetch_manifest(request.model_id)
+    entry, store = manifest.tasks[order.task], self.open_store(order)
     found = Digests(len(entry.inputs), len(entry.outputs))
 
     async def read(source: tuple[int, int], spec: Any) -> list[bytes]:
-        patience = self._context.patience
+        patience = self.patience
         tensors = iter_tensors(store, request, source, order.executors, spec, order.steps, patience)
         return [bytes(tensor) async for tensor in tensors]
 
@@ -92,14 +93,18 @@ async def copy_output(self: Verifier, order: VerificationOrder) -> Digests:
         for source, port in zip(get_sources(manifest, order.task), entry.inputs, strict=True)
     ]
     for step in range(order.steps):
-        found.add_inputs([tensors[step] for tensors in inputs])
-        found.add_outputs([tensors[step] for tensors in outputs])
+        found.add(
+            *(
+                [hashlib.sha256(tensors[step]).digest() for tensors in group]
+                for group in (inputs, outputs)
+            )
+        )
     return found
 
 
 async def overhear(self: Verifier, result: VerificationResult, until_s: float) -> str | None:
     """Return what another validator of the execution has committed to, from what members tell."""
-    client = self._context.committee_client
+    client = self.committee_client
     committee = await client._fetch_committee(result.execution_id)
     while time.time() < until_s:
         for member in committee.members:
@@ -127,7 +132,7 @@ async def repeat(self: Verifier, order: VerificationOrder, result: VerificationR
     validator_commitment = ValidatorCommitment(
         execution_id=result.execution_id, task=result.task, validator=result.validator, root=root
     )
-    client = self._context.committee_client
+    client = self.committee_client
     if await client.wait_until_due(result.execution_id, validator_commitment, give_up_s):
         await client.spread(api.VERIFICATION_RESULT, result, give_up_s)
 

@@ -95,9 +95,9 @@ MUTANTS: Final = (
     Mutant(
         "orders that nobody signed",
         "node/splitup_node/settlement/verifier.py",
-        "        committee = await self._context.committees.check_certificate(order.certificate)\n",
+        "        committee = await self.committees.check_certificate(order.certificate)\n",
         '        await self._context.cache.fetch_manifest("")\n'
-        "        committee = await self._context.committees.check_certificate(order.certificate)\n",
+        "        committee = await self.committees.check_certificate(order.certificate)\n",
         "tests/node/settlement/test_verifier.py::"
         "test_s79_an_order_costs_no_manifest_before_the_committee_has_signed_it",
     ),

@@ -200,7 +200,7 @@ MUTANTS: Final = (
     Mutant(
         "addresses never connected to",
         "splitup/net/endpoints.py",
-        "if address in _METADATA or not (is_local or _is_public(address)):",
+        "if _is_in(address, _METADATA) or not (is_local or _is_public(address)):",
         "if False:",
         "tests/net/test_endpoints.py::test_a13_metadata_and_link_local_addresses_are_never_connected_to",
         is_quick=False,
@@ -627,14 +627,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "one wait for an execution",
-        "splitup/storage/log_patience.py",
+        "splitup/storage/log_store.py",
         "< ends and",
         "< self._monotonic() + 1 and",
         "tests/storage/test_log_patience.py::test_an_execution_is_waited_for_once",
     ),
     Mutant(
         "no wait after the deadline",
-        "splitup/storage/log_patience.py",
+        "splitup/storage/log_store.py",
         " and self._now_s() < last_s",
         "",
         "tests/storage/test_log_patience.py::test_one_reader_after_the_other_waits_no_longer_after_the_deadline",

@@ -13,8 +13,8 @@ from splitup.core import limits
 from splitup.core.errors import BadSignature, PeerFault
 from splitup.crypto.keys import generate_identity
 from splitup.messages.frames import BUNDLE_HEADER_BYTES, Frame, FrameKind, decode_frames
-from splitup.net.signed_frames import make_stored_frame, seal_frames, verify_seal
-from tests.builders import make_tensor_frame
+from splitup.net.signed_frames import seal_frames, verify_seal
+from tests.builders import make_stored_frame, make_tensor_frame
 
 IDENTITY, OTHER = generate_identity(), generate_identity()
 EXECUTIONS = ["0x" + "ab" * 32, "0x" + "cd" * 32]

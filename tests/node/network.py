@@ -49,7 +49,6 @@ from splitup.net.links import Link, LinkPool
 from splitup.net.object_transfer import NotStored, get_parts
 from splitup.net.signed_frames import (
     make_message_frame,
-    make_stored_frame,
     seal_frame,
 )
 from splitup.protocol.execution.ends import sign_end
@@ -57,7 +56,7 @@ from splitup.protocol.execution.log_segments import LogReader
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.storage.log_store import LogObject, iter_log, read_tensor
-from tests.builders import HANG_S, KERNELS, make_tensor_frame, wait_open
+from tests.builders import HANG_S, KERNELS, make_stored_frame, make_tensor_frame, wait_open
 from tests.node.graphs import make_accumulator, make_reference, make_sum
 
 

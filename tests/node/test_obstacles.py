@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from splitup_node.obstacles import list_obstacles
+from splitup_node.owner_facts import list_obstacles
 from splitup_node.status_file import NodeStatus
 
 from tests.node.test_status_file import VALUES

@@ -12,8 +12,7 @@ from splitup.core import tuning
 from splitup.messages.base import CLIENT
 from splitup.net.object_transfer import NotStored
 from splitup.storage import log_store
-from splitup.storage.log_patience import LogPatience
-from splitup.storage.log_store import LogIncomplete, iter_tensors
+from splitup.storage.log_store import LogIncomplete, LogPatience, iter_tensors
 
 DEADLINE_S, TASKS, READERS, NODE = 1_000, 8, 5, "0x" + "ab" * 20
 REQUEST: Any = SimpleNamespace(

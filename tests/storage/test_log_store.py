@@ -160,26 +160,16 @@ async def test_full_segment_waits_for_the_next_look_unless_another_is_full(
     await writer.finish()
 
 
+@pytest.mark.parametrize("status", [403, 410])  # 410: the execution is settled
 async def test_f20_store_that_refuses_ends_the_log_with_its_reason(
-    store: FlakyStore, logs: GrantedLogs
+    store: FlakyStore, logs: GrantedLogs, status: int
 ) -> None:
-    store.refuse = 403
+    store.refuse = status
     writer = LogWriter(EXECUTION, NODE, logs)
     writer.append(2, 0, make_entries(1)[0])
     with pytest.raises(Refused, match="quota"):
         await writer.finish()
-    assert not store.objects
-
-
-async def test_a_log_of_an_execution_that_is_settled_is_asked_for_once(
-    store: FlakyStore, logs: GrantedLogs
-) -> None:
-    store.refuse = 410
-    writer = LogWriter(EXECUTION, NODE, logs)
-    writer.append(2, 0, make_entries(1)[0])
-    with pytest.raises(Refused):
-        await writer.finish()
-    assert store.asked == 1
+    assert not store.objects and store.asked == 1
 
 
 async def test_slow_store_costs_bounded_memory(

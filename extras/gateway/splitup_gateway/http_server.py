@@ -112,9 +112,9 @@ class ApiServer:
         for model, pool in self._pools.items():
             ended = pool.totals
             for name, text, value in (
-                ("leases_idle", "Open executions that wait for a request.", pool.idle),
-                ("leases_lent", "Open executions that serve a request.", pool.lent),
-                ("requests_waiting", "Requests that wait for an execution.", pool.waiting),
+                ("leases_idle", "Open executions that wait for a request.", len(pool.idle)),
+                ("leases_lent", "Open executions that serve a request.", len(pool.lent)),
+                ("requests_waiting", "Requests that wait for an execution.", len(pool.waiting)),
                 ("texts_total", "Texts that ended, also by an error.", ended.texts),
                 ("prompt_tokens_total", "Tokens of prompts.", ended.prompt_tokens),
                 ("cached_tokens_total", "Tokens of prompts not fed again.", ended.cached_tokens),

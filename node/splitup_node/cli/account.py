@@ -22,18 +22,8 @@ CONFIG_VARIABLE: Final = "SPLITUP_NODE_CONFIG"
 ConfigOption = Annotated[
     Path,
     typer.Option(
-        "--config",
-        "-c",
-        metavar="FILE",
-        envvar=CONFIG_VARIABLE,
-        help="The node's configuration.",
+        "--config", "-c", metavar="FILE", envvar=CONFIG_VARIABLE, help="The node's configuration."
     ),
-]
-DEFAULT_LISTEN: Final = "127.0.0.1:7700"
-ListenOption = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")]
-EndpointOption = Annotated[
-    str,
-    typer.Option(metavar="URL", help="How others reach the node, if it is not what it listens on."),
 ]
 
 

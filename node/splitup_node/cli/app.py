@@ -27,7 +27,11 @@ COMMANDS: Final = list_own_commands(
         "audit": "Does this machine compute correctly?",
         "run": "Serve until Ctrl-C or SIGTERM.",
     },
-    {"money": ("stake", "unstake", "withdraw"), "status": ("status", "earnings", "top")},
+    {
+        "node_setup": ("init", "join"),
+        "money": ("stake", "unstake", "withdraw"),
+        "status": ("status", "earnings", "top"),
+    },
 )
 
 app = typer.Typer(
@@ -48,10 +52,7 @@ def check_node(config: Path) -> None:
 
 
 SERVICE: Final = Service(
-    *("splitup-node", "run", "node"),
-    DEFAULT_CONFIG,
-    check_node,
-    config_variable=CONFIG_VARIABLE,
+    *("splitup-node", "run", "node"), DEFAULT_CONFIG, check_node, config_variable=CONFIG_VARIABLE
 )
 app.add_typer(make_service_app(SERVICE), name=SERVICE.group)
 add_version_option(app, "splitup-node")

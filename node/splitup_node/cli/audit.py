@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -44,7 +45,7 @@ async def command(
     result = {
         "determinism_class": report.device["determinism_class"],
         "may_serve": all(row.may_serve for row in report.rows),
-        "tasks": [row.to_dict() for row in report.rows],
+        "tasks": [asdict(row) for row in report.rows],
     }
     output.give(result, lambda: _show(result, output.out))
     if not result["may_serve"]:

@@ -148,7 +148,8 @@ class CommitteeClient:
                 attestations.add(answer)
             elif isinstance(answer, Refused) and answer.status == _NO_DRAW:
                 sent.discard(member.account)
-        return _count_over(answers) >= committee.quorum
+        over = sum(isinstance(answer, Refused) and answer.is_final for answer in answers)
+        return over >= committee.quorum
 
     async def _fetch(
         self, execution_id: str, member: MemberView, committee: CommitteeView
@@ -202,7 +203,3 @@ def _get_outcome(task: asyncio.Future[Any]) -> Any:
     if isinstance(error, SplitUpError):
         return error
     return task.result()
-
-
-def _count_over(answers: Iterable[SignedAttestation | SplitUpError]) -> int:
-    return sum(isinstance(a, Refused) and a.is_final for a in answers)

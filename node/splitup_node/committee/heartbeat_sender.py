@@ -129,15 +129,10 @@ class HeartbeatSender:
         self._periods[member.account] = (shortest_s, shortest_s)  # after a failure
         try:
             self._outcomes[member.account] = await self._fetch_demand(member, sign)
-        except Refused as refusal:
-            self._outcomes[member.account] = refusal
-            _log.debug("heartbeat: %s", refusal)
-        except PeerFault as fault:  # the other members' answers still count
-            self._outcomes[member.account] = fault
-            _log.warning("heartbeat: %s", fault)
-        except SplitUpError as error:
+        except SplitUpError as error:  # the other members' answers still count
             self._outcomes[member.account] = error
-            _log.debug("heartbeat: %s", error)
+            level = logging.WARNING if isinstance(error, PeerFault) else logging.DEBUG
+            _log.log(level, "heartbeat: %s", error)
 
     async def _fetch_demand(self, member: MemberView, sign: Callable[[str], str]) -> Demand:
         """Send the heartbeat, and once more when the member names another block than it did."""
@@ -162,10 +157,7 @@ class HeartbeatSender:
             why = "has seen no block of the chain yet; try again later"
         else:
             why = f"does not know block {head}, although it named it; its operator has to look"
-        raise Refused(
-            f"member {member.account} {why}",
-            status=409,
-        )
+        raise Refused(f"member {member.account} {why}", status=409)
 
 
 def _read_block(answer: dict[str, Any]) -> str:

@@ -228,7 +228,7 @@ class Presence:
     async def _trade(self, excluded: Collection[str]) -> DemandEntry | None:
         """Unload a task for one that too few serve, if there is such; return the latter."""
         loaded_tasks = self._loaded_tasks
-        idle = set(loaded_tasks.programs) - loaded_tasks.used - self._engine.list_used()
+        idle = set(loaded_tasks.programs) - loaded_tasks.used - self._engine.table.list_used()
         rooms = {task_id: loaded_tasks.get_room(task_id) for task_id in idle}
         trade = self._trader.choose(
             self._demand, loaded_tasks.programs, rooms, excluded, time.time()
@@ -291,7 +291,7 @@ class Presence:
         return True
 
     def _is_unused(self, task_id: str) -> bool:
-        return task_id not in self._engine.list_used()
+        return task_id not in self._engine.table.list_used()
 
 
 def compute_pause_s(refusals: int) -> float:

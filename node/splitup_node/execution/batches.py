@@ -16,7 +16,6 @@ from splitup.core import tuning
 from splitup.graph.gates import compute_zero_step
 from splitup.graph.manifest import Task
 from splitup.protocol.execution.task_queue import Run, Tensor
-from splitup_node.execution.device_states import choose_idle
 from splitup_node.execution.execution_table import ExecutionTable
 from splitup_node.execution.kept.executions import Execution
 from splitup_node.execution.kept.parts import RowSymbol
@@ -79,18 +78,24 @@ class BatchScheduler:
         return requests
 
     def _make_room(self, execution: Execution, task: int) -> None:
-        """Fail idle executions when the state that begins with this run does not fit otherwise."""
+        """Fail idle executions when the state that begins with this run does not fit otherwise.
+
+        Those that were used least recently are failed, unless all were used just now: then the new
+        one fails, and its client chooses another node.
+        """
         part = execution.parts[task]
         if part.state_bytes:
             return
         needed_bytes = execution.manifest.tasks[task].state_bytes
-        limit_bytes = self._get_state_limit()
-        executions = self._table.by_id
-        while (
-            idle := choose_idle(executions.values(), limit_bytes, execution, needed_bytes)
-        ) is not None:
-            reason = "its session was idle and its state had to make room for another's"
-            self._table.fail_slowest(idle, reason)
+        spared_s = execution.life.used_at_s - tuning.SESSION_SPARE_S
+        holding = [one for one in self._table.by_id.values() if one.state_bytes]
+        for idle in sorted(holding, key=lambda one: one.life.used_at_s):
+            used_bytes = sum(one.state_bytes for one in holding)
+            if used_bytes + needed_bytes <= self._get_state_limit():
+                break
+            if idle is not execution and idle.life.used_at_s < spared_s:
+                reason = "its session was idle and its state had to make room for another's"
+                self._table.fail_slowest(idle, reason)
         part.state_bytes = needed_bytes
 
     def _take_following(self, execution: Execution, first: Run) -> list[tuple[Execution, Run]]:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 
 from splitup.core import tuning
 from splitup.core.background import BackgroundTasks
@@ -53,7 +52,7 @@ class Engine:
         self._node = identity.address
         self._open_store = open_store
         self._background = BackgroundTasks()
-        self._table = table = ExecutionTable(
+        self.table = table = ExecutionTable(
             identity, workers, programs, listener, now_s, spawn=self._background.start
         )
         self.pool = LinkPool(identity, _refuse_frame, allow_loopback=allow_loopback)
@@ -87,38 +86,15 @@ class Engine:
             on_closed=table.clients.on_closed,
         )
 
-    @property
-    def executions(self) -> Mapping[str, Execution]:
-        """Return the executions that are not forgotten yet, by id."""
-        return self._table.by_id
-
-    def is_known(self, execution_id: str) -> bool:
-        """Return whether this execution was assigned before, running or over."""
-        return self._table.is_known(execution_id)
-
-    def list_used(self) -> set[str]:
-        """Return the tasks that executions run here, or may yet ask this node to take over."""
-        return self._table.list_used()
-
-    def new_session(self) -> int:
-        """Return a session of the worker that no execution uses."""
-        return self._table.new_session()
-
     # ---- one execution -------------------------------------------------------------------------
-
-    def expect(self, certificate: PlanCertificate) -> AbstractContextManager[None]:
-        """Let the parties of a checked plan connect while this node prepares to start it."""
-        return self._table.parties.expect(certificate)
 
     def is_expected(self, certificate: PlanCertificate) -> bool:
         """Return whether this node prepares to start a checked plan."""
-        return (
-            self._table.parties.expected.get(certificate.plan.request.execution_id) == certificate
-        )
+        return self.table.parties.expected.get(certificate.plan.request.execution_id) == certificate
 
     def refuse(self, certificate: PlanCertificate, reason: str) -> None:
         """Remember why this node does not run an execution; tell its client when it connects."""
-        if self._table.clients.refuse(certificate, reason):
+        if self.table.clients.refuse(certificate, reason):
             self._inbox.forget_early(certificate.plan.request.execution_id)
 
     def start(self, certificate: PlanCertificate, manifest: Manifest) -> Execution:
@@ -126,7 +102,7 @@ class Engine:
 
         Raises PeerFault when the plan does not fit the model, Unavailable when the node is full.
         """
-        table = self._table
+        table = self.table
         execution = make_execution(certificate, manifest, self._node, self._open_store)
         mine = [task.index for task in execution.routing.routes.tasks]
         for task in mine:
@@ -148,16 +124,12 @@ class Engine:
         self.step_loop.schedule()
         return execution
 
-    def fail(self, execution_id: str, task: int, step: int, reason: str) -> None:
-        """Give an execution up and tell its client why; the client may choose another node."""
-        self._table.fail(execution_id, task, step, reason)
-
     def note_replaced(self, signed: SignedTakeover) -> None:
         """Take a task's next executor from a member; the client may have kept it from this node.
 
         Raises PeerFault, BadSignature for what the client did not sign.
         """
-        execution = self._table.by_id.get(signed.takeover.execution_id)
+        execution = self.table.by_id.get(signed.takeover.execution_id)
         if execution is not None:
             self._handovers.give_up(execution, signed)
 
@@ -165,35 +137,35 @@ class Engine:
 
     def sweep(self, now_s: float) -> None:
         """Stop what does not end, fail what cannot be paid, and forget what is over."""
-        for execution in self._table.list_unended(now_s):
+        for execution in self.table.list_unended(now_s):
             self._finisher.stop_unended(execution, now_s)
-        self._table.sweep(now_s)
+        self.table.sweep(now_s)
         self._inbox.expire_early()
 
     def flush(self) -> None:
         """Begin to store log entries that are old enough."""
-        for execution in self._table.by_id.values():
+        for execution in self.table.by_id.values():
             if execution.parts and not execution.life.is_over:
                 execution.record.writer.flush(age_s=tuning.SEGMENT_AGE_S)
 
     def on_worker_lost(self, reason: str) -> None:
         """Pause, and fail the executions that had begun on the worker that is gone."""
         self.step_loop.on_worker_lost(reason)
-        self._table.fail_begun(reason)
+        self.table.fail_begun(reason)
 
     def resume(self) -> None:
         """Go on after a new worker has loaded the tasks; fail what needs one it could not load."""
-        self._table.fail_unloaded()
+        self.table.fail_unloaded()
         self.step_loop.resume()
 
     async def leave(self) -> None:
         """Take no new work and let what runs end, for ``tuning.LEAVE_S``; then fail the rest."""
-        self._table.is_leaving = True
+        self.table.is_leaving = True
         ends_s = time.monotonic() + tuning.LEAVE_S
-        while running := [e for e in self.executions.values() if e.parts and not e.life.is_over]:
+        while running := [e for e in self.table.by_id.values() if e.parts and not e.life.is_over]:
             if time.monotonic() > ends_s:
                 for execution in running:
-                    self._table.fail_slowest(execution, "the node is leaving")
+                    self.table.fail_slowest(execution, "the node is leaving")
                 await asyncio.sleep(0)  # the failures are sent before the connections close
                 return
             await asyncio.sleep(tuning.LEAVE_POLL_S)
@@ -211,7 +183,7 @@ class Engine:
         await self.acceptor.close()
         await self.pool.close()
         await self._background.close()
-        for execution in self.executions.values():
+        for execution in self.table.by_id.values():
             await execution.record.close()
 
     def _schedule(self) -> None:

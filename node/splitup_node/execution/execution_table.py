@@ -18,7 +18,6 @@ from splitup.messages.plans import PlanCertificate
 from splitup.net.tensor_chunks import TensorChunks
 from splitup.protocol.execution.task_queue import TaskQueue
 from splitup_node.execution.client_links import ClientLinks
-from splitup_node.execution.device_states import find_stale
 from splitup_node.execution.kept.executions import Execution, Spawn, get_first_task
 from splitup_node.worker.worker_pool import Workers
 
@@ -199,7 +198,17 @@ class ExecutionTable:
         """Return the executions whose client is gone, or leaves no time to commit after its end."""
         running = [e for e in self.by_id.values() if not e.life.is_over]
         late = [e for e in running if now_s > e.deadline_s - tuning.STOP_MARGIN_S]
-        return [*late, *find_stale(running, now_s)]
+        return [*late, *self._list_stale(now_s)]
+
+    def _list_stale(self, now_s: float) -> list[Execution]:
+        """Return the executions whose client has sent nothing for too long."""
+        return [
+            one
+            for one in self.by_id.values()
+            if one.parts
+            and not (one.life.is_over or one.life.ended_at_s)
+            and now_s > one.life.used_at_s + tuning.SESSION_IDLE_S
+        ]
 
     def sweep(self, now_s: float) -> None:
         """Fail what is past its deadline or idle for long, and forget what is over."""
@@ -214,7 +223,7 @@ class ExecutionTable:
                 and now_s > execution.life.ended_at_s + limits.EXECUTION_GRACE_S
             ):
                 self._forget(execution)
-        for execution in find_stale(self.by_id.values(), now_s):
+        for execution in self._list_stale(now_s):
             reason = f"its session was idle for {tuning.SESSION_IDLE_S:g} s and its state dropped"
             self.fail_slowest(execution, reason)
 

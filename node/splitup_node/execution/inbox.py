@@ -30,7 +30,6 @@ from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import EarlyFrames, PortId, Tensor
 from splitup.storage.log_store import read_tensor
-from splitup_node.execution.chunk_transfers import check_chunk
 from splitup_node.execution.execution_table import ExecutionTable
 from splitup_node.execution.finishing import Finisher
 from splitup_node.execution.handovers import Handovers
@@ -263,3 +262,21 @@ class Inbox:
         frame = make_message_frame(FrameKind.PROGRESS, execution.id, task, 0, message)
         self._table.clients.send(execution, seal_frame(self._identity, frame), keep=False)
         pause.until = loop.time() + tuning.PROBE_PAUSES * (loop.time() - began)
+
+
+def check_chunk(execution: Execution, sender: str, chunk: TensorChunk) -> bool:
+    """Return whether to keep a chunk from the peer with the Ed25519 key ``sender``.
+
+    Raises PeerFault when nobody may send it here.
+    """
+    inlet = execution.routing.find_inlet((chunk.task, chunk.port))
+    if inlet is None:
+        return False
+    execution.routing.check_size((chunk.task, chunk.port), chunk.length)
+    if sender != inlet.key:
+        if execution.executor_map.takeovers:
+            return False  # the executor was replaced
+        raise PeerFault(f"{sender} sends chunks of task {chunk.task} of {execution.id}")
+    if chunk.step >= execution.certificate.plan.request.steps:
+        raise PeerFault(f"a chunk of step {chunk.step} of {execution.id}, which was not paid for")
+    return True

@@ -12,7 +12,8 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from splitup.core import limits, tuning
 from splitup.core.errors import SplitUpError
@@ -26,7 +27,6 @@ from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import PortId, Run, Tensor
 from splitup.storage.log_store import LogObject
-from splitup_node.execution.chunk_transfers import find_direct_links
 from splitup_node.execution.execution_table import ExecutionTable
 from splitup_node.execution.kept.executions import Execution, Spawn
 from splitup_node.execution.kept.routing import Outlet, Readers
@@ -89,7 +89,8 @@ class Outputs:
                 if before.done():
                     self.send_entry(execution, outlet, entry, zeros, before.result())
                 else:  # a large tensor of an earlier step is still being hashed
-                    self._spawn(self._send_later(execution, outlet, entry, zeros, before))
+                    send = partial(self.send_entry, execution, outlet, entry, zeros)
+                    before.add_done_callback(send)
                 continue
             readers, _ = outlet.route(run.step, zeros)
             if readers:
@@ -107,30 +108,21 @@ class Outputs:
             for sealed in seal_frames(self._identity, frames):
                 self.send(readers, sealed)
 
-    async def _send_later(
-        self,
-        execution: Execution,
-        outlet: Outlet,
-        entry: LogEntry,
-        zeros: Collection[int],
-        before: Awaitable[bytes],
-    ) -> None:
-        self.send_entry(execution, outlet, entry, zeros, await before)
-
     def send_entry(
         self,
         execution: Execution,
         outlet: Outlet,
         entry: LogEntry,
         zeros: Collection[int],
-        before: bytes,
+        before: bytes | asyncio.Future[bytes],
     ) -> None:
         """Send one step of an output to nodes, and to the client when it waits for it."""
         execution.routing.find_gates(outlet.source[0])  # looks at who reads it now
         readers, is_result = outlet.route(entry.step, zeros)
         if not readers and not is_result:
             return
-        frame = make_entry_frame(execution.id, outlet.source, entry, before)
+        digest = before if isinstance(before, bytes) else before.result()
+        frame = make_entry_frame(execution.id, outlet.source, entry, digest)
         sealed = seal_frame(self._identity, frame)
         self.send(readers, sealed)
         if is_result:
@@ -242,12 +234,13 @@ class Outputs:
             return []
         execution.routing.find_gates(outlet.source[0])
         readers, is_result = outlet.route(step, zeros)
-        links = find_direct_links(self._pool, readers, nbytes, most)
-        if is_result:
-            link = self._clients.find_link(execution)
-            if link is not None and has_room(link, nbytes, most):
-                links.append(link)
-        return links
+        links = []
+        for node, endpoint in readers:
+            with contextlib.suppress(SplitUpError):  # the client replaces a node that is gone
+                links.append(self._pool.open(node, endpoint))
+        if is_result and (link := self._clients.find_link(execution)) is not None:
+            links.append(link)
+        return [link for link in links if has_room(link, nbytes, most)]
 
 
 def _is_current(execution: Execution, outlet: Outlet) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Self
 
 from splitup.chain.client import Chain
@@ -14,13 +15,12 @@ from splitup.chain.earnings import fetch_days
 from splitup.chain.market import distribute, find_dues
 from splitup.client.inputs import format_usdc
 from splitup.core import tuning
-from splitup.core.closing import Closing
+from splitup.core.background import Closing
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import unpack_word
 from splitup.protocol.planning.exposure import compute_spare
-from splitup_node.config import NodeConfig
-from splitup_node.obstacles import describe_low_stake
+from splitup_node.config import NodeConfig, make_command
 
 
 class Account(Closing):
@@ -230,3 +230,11 @@ async def find_low_stake(chain: Chain, entry: Mapping[str, Any], config: NodeCon
         return ""
     least: int = await chain.call("nodes", "minStake", entry["vramGb"])
     return describe_low_stake(entry["stake"], least, config.path)
+
+
+def describe_low_stake(stake: int, least: int, config: Path) -> str:
+    """Return why a node whose stake is below the least gets no work, and what mends it."""
+    return (
+        f"its stake of {format_usdc(stake)} is {format_usdc(least - stake)} below the least since "
+        f"a slash; fill it up with: {make_command('stake', config)}"
+    )

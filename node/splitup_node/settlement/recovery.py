@@ -20,7 +20,7 @@ from splitup.messages.plans import PlanCertificate
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import LocalTask
 from splitup.storage.journal import Journal
-from splitup.storage.log_patience import LogPatience
+from splitup.storage.log_store import LogPatience
 from splitup.storage.task_cache import TaskCache
 from splitup_node.execution.engine import Engine
 from splitup_node.execution.kept.executions import Execution, OpenStore, make_execution
@@ -124,7 +124,7 @@ class Recovery:
                     name = LogName(task, port, execution.node, step, apart=True)
                     await append_output(execution.record.writer, execution.store, name, data)
 
-        part = execution.add_part(task, self.engine.new_session())
+        part = execution.add_part(task, self.engine.table.new_session())
         replay = TaskReplay(
             execution.store,
             execution.certificate.plan.request,

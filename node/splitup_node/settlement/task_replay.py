@@ -15,8 +15,7 @@ from splitup.messages.plans import Request
 from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.storage.log_patience import LogPatience
-from splitup.storage.log_store import LogObject, LogStore, LogWriter, iter_tensors
+from splitup.storage.log_store import LogObject, LogPatience, LogStore, LogWriter, iter_tensors
 from splitup_node.execution.engine import Engine
 from splitup_node.execution.kept.digests import Digests
 from splitup_node.worker.ipc import RunAnswer, RunRequest
@@ -121,7 +120,7 @@ class _Passes:
         digests: Digests,
         on_outputs: OnOutputs | None,
     ) -> None:
-        self.digests, self.session = digests, engine.new_session()
+        self.digests, self.session = digests, engine.table.new_session()
         self._engine, self._workers, self._program = engine, workers, program
         self._on_outputs = on_outputs
         self._worker = workers.restarts
@@ -153,8 +152,9 @@ class _Passes:
                 raise WorkerLost("the worker died while a task was recomputed")
             results = await self._engine.step_loop.run_background(requests)
         for inputs, outputs in group.pop([answer.outputs for answer in results]):
-            self.digests.add_inputs(inputs)
-            self.digests.add_outputs(outputs)
+            self.digests.add(
+                *([hashlib.sha256(data).digest() for data in group] for group in (inputs, outputs))
+            )
             if self._on_outputs is not None:
                 await self._on_outputs(self._step, outputs)
             self._step += 1

@@ -29,8 +29,7 @@ from splitup.protocol.committee.certificates import check_draw, check_plan
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.planning.validators import check_validators, compares_numbers
 from splitup.protocol.settlement.proof_of_sampling import is_sampled
-from splitup.storage.log_patience import LogPatience
-from splitup.storage.log_store import LogStore, LogWriter
+from splitup.storage.log_store import LogPatience, LogStore, LogWriter
 from splitup.storage.task_cache import TaskCache
 from splitup_node.committee.committee_client import CommitteeClient
 from splitup_node.execution.engine import Engine
@@ -42,9 +41,9 @@ from splitup_node.worker.worker_pool import Workers
 _log = logging.getLogger("splitup.node.verifier")
 
 
-@dataclass(frozen=True, slots=True)
-class VerifierContext:
-    """The parts of the node that the verifier uses."""
+@dataclass(eq=False)
+class Verifier:
+    """Takes verification orders, each with its proof, and works them off one after the other."""
 
     identity: Identity
     engine: Engine
@@ -56,12 +55,7 @@ class VerifierContext:
     patience: LogPatience
     committees: Committees
 
-
-class Verifier:
-    """Takes verification orders, each with its proof, and works them off one after the other."""
-
-    def __init__(self, context: VerifierContext) -> None:
-        self._context = context
+    def __post_init__(self) -> None:
         self._orders: asyncio.Queue[VerificationOrder] = asyncio.Queue(tuning.MAX_ORDERS)
         self._known: dict[tuple[str, int], None] = {}
         self._reporting = BackgroundTasks()
@@ -77,11 +71,11 @@ class Verifier:
         key = (order.certificate.plan.request.execution_id, order.task)
         if key in self._known:
             return
-        committee = await self._context.committees.check_certificate(order.certificate)
+        committee = await self.committees.check_certificate(order.certificate)
         await asyncio.to_thread(check_draw, order.draw, committee)
         # now: a stranger must not make this node fetch and parse manifests of its choice
-        manifest = await self._context.cache.fetch_manifest(order.certificate.plan.request.model_id)
-        node = self._context.identity.address
+        manifest = await self.cache.fetch_manifest(order.certificate.plan.request.model_id)
+        node = self.identity.address
         await asyncio.to_thread(check_order, order, manifest, node)
         if key in self._known:
             return
@@ -115,7 +109,7 @@ class Verifier:
         return VerificationResult(
             execution_id=request.execution_id,
             task=order.task,
-            validator=self._context.identity.address,
+            validator=self.identity.address,
             inputs=found.inputs,
             outputs=found.outputs,
             state=found.state,
@@ -124,14 +118,13 @@ class Verifier:
         )
 
     async def _recompute(self, order: VerificationOrder) -> Digests:
-        context = self._context
         model_id = order.certificate.plan.request.model_id
-        manifest = await context.cache.fetch_manifest(model_id)
-        store, request = context.open_store(order), order.certificate.plan.request
+        manifest = await self.cache.fetch_manifest(model_id)
+        store, request = self.open_store(order), order.certificate.plan.request
         replay = TaskReplay(
-            store, request, manifest, order.executors, order.task, order.steps, context.patience
+            store, request, manifest, order.executors, order.task, order.steps, self.patience
         )
-        node = context.identity.address
+        node = self.identity.address
         writer = LogWriter(request.execution_id, node, store)
 
         async def log(step: int, outputs: Sequence[bytes | memoryview]) -> None:
@@ -141,8 +134,8 @@ class Verifier:
 
         keep = log if compares_numbers(order, manifest) else None
         try:
-            async with context.loaded_tasks.use(model_id, order.task) as program:
-                found = await recompute(context.engine, context.workers, program, replay, keep)
+            async with self.loaded_tasks.use(model_id, order.task) as program:
+                found = await recompute(self.engine, self.workers, program, replay, keep)
             await writer.finish()  # before the commitment: who cannot show it has none
         finally:
             await writer.close()
@@ -150,7 +143,6 @@ class Verifier:
 
     async def _report(self, order: VerificationOrder, result: VerificationResult) -> None:
         """Commit to a result and reveal it when that is due; a failure is sent at once."""
-        committee_client = self._context.committee_client
         give_up_s = order.certificate.plan.request.deadline + limits.VERIFICATION_GRACE_S
         validator_commitment = ValidatorCommitment(
             execution_id=result.execution_id,
@@ -158,10 +150,10 @@ class Verifier:
             validator=result.validator,
             root=result.root(),
         )
-        if result.error or await committee_client.wait_until_due(
+        if result.error or await self.committee_client.wait_until_due(
             result.execution_id, validator_commitment, give_up_s
         ):
-            await committee_client.spread(api.VERIFICATION_RESULT, result, give_up_s)
+            await self.committee_client.spread(api.VERIFICATION_RESULT, result, give_up_s)
             self.done += 1
             self.latest.append(
                 {

@@ -62,10 +62,6 @@ class AuditedTask:
     may_serve: bool
     detail: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields for a JSON report."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:

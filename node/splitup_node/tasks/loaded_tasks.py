@@ -32,15 +32,11 @@ _log = logging.getLogger("splitup.node.loaded_tasks")
 
 @dataclass(frozen=True, slots=True)
 class LoadedTask:
-    """A loaded and warmed-up task."""
+    """A task that has been loaded, and its files."""
 
-    task_id: str
-    label: str
-    vram_bytes: int
-    state_bytes: int
+    task: Task
     graph: Path
     weights: Path | None
-    gate: int | None
 
 
 class LoadedTasks:
@@ -64,9 +60,9 @@ class LoadedTasks:
         self._unasked: tuple[str, asyncio.Task[int]] | None = None  # task_id, its loading
 
     @property
-    def tasks(self) -> tuple[LoadedTask, ...]:
+    def tasks(self) -> tuple[Task, ...]:
         """Return the tasks that can run right now."""
-        return tuple(self._tasks[task_id] for task_id in self.programs)
+        return tuple(self._tasks[task_id].task for task_id in self.programs)
 
     @property
     def used(self) -> frozenset[str]:
@@ -86,7 +82,7 @@ class LoadedTasks:
     @property
     def used_bytes(self) -> int:
         """Return the memory that tasks take, on all devices."""
-        return sum(task.vram_bytes for task in self._tasks.values())
+        return sum(one.task.vram_bytes for one in self._tasks.values())
 
     def _list_free(self) -> list[int]:
         """Return what tasks may still take of each device, of which other programs use some."""
@@ -96,7 +92,7 @@ class LoadedTasks:
     def _list_left(self) -> list[int]:
         left = list(self._workers.memory_bytes)
         for task_id, (worker, _) in self._places.items():
-            left[worker] -= self._tasks[task_id].vram_bytes
+            left[worker] -= self._tasks[task_id].task.vram_bytes
         return left
 
     @property
@@ -107,13 +103,14 @@ class LoadedTasks:
         """
         room = list(self._workers.memory_bytes)
         for task_id, (worker, _) in self._places.items():
-            room[worker] -= self._tasks[task_id].vram_bytes - self._tasks[task_id].state_bytes
+            task = self._tasks[task_id].task
+            room[worker] -= task.vram_bytes - task.state_bytes
         used = {worker for worker, _ in self._places.values()}
         return min((room[worker] for worker in used), default=max(room))
 
     def get_room(self, task_id: str) -> int:
         """Return the free memory of a loaded task's device once the task is unloaded."""
-        return self._list_free()[self._places[task_id][0]] + self._tasks[task_id].vram_bytes
+        return self._list_free()[self._places[task_id][0]] + self._tasks[task_id].task.vram_bytes
 
     @contextlib.asynccontextmanager
     async def use(self, model_id: str, index: int) -> AsyncIterator[int]:
@@ -181,7 +178,7 @@ class LoadedTasks:
         async with self._lock:
             if task_id in self._users or task_id not in self.programs or not is_idle():
                 return False
-            _log.info("unloading %s (%s)", self._tasks[task_id].label, task_id[:12])
+            _log.info("unloading %s (%s)", self._tasks[task_id].task.label, task_id[:12])
             await self._unload(task_id)
             return True
 
@@ -216,16 +213,7 @@ class LoadedTasks:
             try:
                 graph, weights = await self._cache.fetch_task(model_id, index)
                 vectors = await self._cache.fetch_vectors(model_id, index)
-                loading = LoadedTask(
-                    task.task_id,
-                    task.label,
-                    task.vram_bytes,
-                    task.state_bytes,
-                    graph,
-                    weights,
-                    task.gate,
-                )
-                program = await self._load(loading)
+                program = await self._load(LoadedTask(task, graph, weights))
                 if vectors is not None:
                     await self._try(task, program, vectors)
             finally:
@@ -243,18 +231,19 @@ class LoadedTasks:
         """Load the tasks of a worker that died into its successor; forget those that fail."""
         async with self._lock:
             self.forget_programs()
-            for task in list(self._tasks.values()):
-                if task.task_id in self._places:
+            for loaded in list(self._tasks.values()):
+                task_id = loaded.task.task_id
+                if task_id in self._places:
                     continue
-                del self._tasks[task.task_id]  # it stays deleted if loading it kills the worker
-                if task.task_id in self._failed:
+                del self._tasks[task_id]  # it stays deleted if loading it kills the worker
+                if task_id in self._failed:
                     continue
                 try:
-                    self.programs[task.task_id] = await self._load(task)
+                    self.programs[task_id] = await self._load(loaded)
                 except WorkerLost:
                     raise
                 except SplitUpError as error:
-                    _log.error("task %s cannot be loaded again: %s", task.label, error)
+                    _log.error("task %s cannot be loaded again: %s", loaded.task.label, error)
 
     def forget_programs(self) -> None:
         """Stop to serve the tasks of a lost worker until they are loaded again."""
@@ -285,17 +274,17 @@ class LoadedTasks:
             raise AuditFailed(self._failed[task.task_id])
         _log.info("audit of %s: %s", task.label, audit.verdict.value)
 
-    async def _load(self, task: LoadedTask) -> int:
+    async def _load(self, wanted: LoadedTask) -> int:
         """Load a task into the worker with the most free memory; return its program."""
-        free = self._list_free()
+        task, free = wanted.task, self._list_free()
         worker = free.index(max(free))
         if task.vram_bytes > free[worker]:
             raise Unavailable(f"no device has {task.vram_bytes} free bytes for {task.label}")
         loaded = await self._workers.load(
-            worker, task.graph, task.weights, task.vram_bytes, task.gate
+            worker, wanted.graph, wanted.weights, task.vram_bytes, task.gate
         )
         if loaded["task_id"] != task.task_id:
-            raise InvalidModel(f"{task.graph} is not task {task.task_id}; delete the file")
+            raise InvalidModel(f"{wanted.graph} is not task {task.task_id}; delete the file")
         program: int = loaded["program"]
         if loaded["state_bytes"] > task.state_bytes:
             await self._workers.unload(program)
@@ -303,7 +292,7 @@ class LoadedTasks:
                 f"task {task.task_id[:12]} ({task.label}) keeps {loaded['state_bytes']} bytes of "
                 f"state for an execution; {task.state_bytes} are declared for it"
             )
-        self._tasks[task.task_id] = task
+        self._tasks[task.task_id] = wanted
         self._places[task.task_id] = (worker, program)
         return program
 

@@ -123,12 +123,10 @@ class Supervisor:
         self._timer_s = 0.0  # when the timer fires
         self._due_s = 0.0  # when the oldest request must have been answered
         self._next_id = 0
-        self._widths: dict[int, int] = {}  # program -> how many of its runs fit into one batch
-        self._longest_s: dict[int, float] = {}  # program -> its longest step, estimated
+        self._loaded: dict[int, dict[str, Any]] = {}  # by program: what the worker said of it
         self.limit_s = run_timeout_s  # without an answer: the worker then counts as hung
         self._freeing: asyncio.Task[None] | None = None  # a load that was cancelled, as it ends
         self._load_moves = 0  # answers and progress of loads so far
-        self._merging: set[int] = set()  # programs whose consecutive steps can run in one pass
         self._lost: asyncio.Event = asyncio.Event()
         self._closing = False
         self.restarts = 0
@@ -146,7 +144,7 @@ class Supervisor:
         Tasks need very different times, and so do machines: the longest step that one of the loaded
         tasks can take, as measured when it was loaded, counts ``RUN_FACTOR`` times.
         """
-        longest_s = max(self._longest_s.values(), default=0.0)
+        longest_s = max((one["longest_s"] for one in self._loaded.values()), default=0.0)
         self.limit_s = max(self._run_timeout_s, tuning.RUN_FACTOR * longest_s)
 
     async def start(self) -> dict[str, str]:
@@ -213,11 +211,8 @@ class Supervisor:
         except asyncio.CancelledError:  # the worker goes on with it
             self._freeing = asyncio.create_task(self._free(loading))
             raise
-        self._widths[loaded["program"]] = loaded["width"]
-        self._longest_s[loaded["program"]] = loaded["longest_s"]
+        self._loaded[loaded["program"]] = loaded
         self._set_limit()
-        if loaded["merges"]:
-            self._merging.add(loaded["program"])
         return loaded
 
     async def _await_load(self, asked: asyncio.Future[memoryview], task: Path) -> dict[str, Any]:
@@ -240,18 +235,17 @@ class Supervisor:
     async def unload(self, program: int) -> None:
         """Free a program after its runs that wait. Raises TaskFailed or WorkerLost."""
         await self._ask(QuestionKind.UNLOAD, [struct.pack("<Q", program)], self.limit_s)
-        self._widths.pop(program, None)
-        self._longest_s.pop(program, None)
+        self._loaded.pop(program, None)
         self._set_limit()
-        self._merging.discard(program)
 
     def get_width(self, program: int) -> int:
         """Return how many runs of a program, in different sessions, fit into one batch."""
-        return self._widths[program]
+        width: int = self._loaded[program]["width"]
+        return width
 
     def merges(self, program: int) -> bool:
         """Return whether consecutive steps of one session can run in one pass."""
-        return program in self._merging
+        return program in self._loaded and bool(self._loaded[program]["merges"])
 
     def run_together(self, requests: Sequence[RunRequest], handler: BatchHandler) -> None:
         """Send runs of one program: of several sessions, or consecutive ones of a session.
@@ -327,21 +321,16 @@ class Supervisor:
                 end.setsockopt(socket.SOL_SOCKET, option, tuning.WORKER_SOCKET_BYTES)
         ours.setblocking(False)
         self._lost.clear()
-        self._longest_s.clear()
+        self._loaded.clear()
         self._set_limit()
         with self._open_log() as output:
             self._process = await asyncio.create_subprocess_exec(
                 *self._worker_argv,
-                "--fd",
-                str(theirs.fileno()),
-                "--files",
-                str(files.fileno()),
-                "--memory",
-                str(self.memory_bytes),
-                "--device-index",
-                str(self._device_index),
-                "--threads",
-                str(self._threads),
+                f"--fd={theirs.fileno()}",
+                f"--files={files.fileno()}",
+                f"--memory={self.memory_bytes}",
+                f"--device-index={self._device_index}",
+                f"--threads={self._threads}",
                 pass_fds=(theirs.fileno(), files.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,

@@ -26,8 +26,12 @@ from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.task_queue import PortId
 from splitup.storage.download import check_space, download_object
 from splitup.storage.gateway_client import GatewayClient
-from splitup.storage.log_patience import LogPatience
-from splitup.storage.log_store import LogIncomplete, iter_tensors, open_verification_logs
+from splitup.storage.log_store import (
+    LogIncomplete,
+    LogPatience,
+    iter_tensors,
+    open_verification_logs,
+)
 from splitup_oracle.member import recomputation
 from splitup_oracle.member.recompute_process import write_tensor
 

@@ -15,7 +15,7 @@ from splitup.cli.console import Output
 from splitup.cli.options import ConfigFlag, VerifyFlag
 
 if TYPE_CHECKING:
-    from splitup.client.leases import Lease, LeasePool
+    from splitup.client.leases import LeasePool
     from splitup.client.text.generation import TextModel
     from splitup.decode.sampler import Sampler
 
@@ -30,10 +30,10 @@ async def command(
     ],
     sampling: SamplingOptions,
     system: Annotated[
-        str | None, typer.Option("--system", metavar="TEXT", help="What the model is told first.")
+        str | None, typer.Option(metavar="TEXT", help="What the model is told first.")
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens of one answer.")
+        int, typer.Option(metavar="N", min=1, help="Most tokens of one answer.")
     ] = 1_024,
     verify: VerifyFlag = None,
     config: ConfigFlag = None,
@@ -104,7 +104,7 @@ async def _answer(
     max_tokens: int,
 ) -> tuple[str, int]:
     """Write the answer to a conversation as it comes; return it, and the steps it took."""
-    from splitup.client.text.generation import make_decoder
+    from splitup.client.text.generation import generate_tokens, make_decoder
     from splitup.core.errors import InvalidInput
 
     room = model.info.context - len(prompt) + 1
@@ -113,30 +113,17 @@ async def _answer(
             f"the conversation has {len(prompt)} tokens, and model {model.name} reads "
             f"{model.info.context}; begin another one"
         )
-    request = model.make_request(prompt, max_tokens=min(max_tokens, room), sampler=sampler)
-    async with pool.borrow(_OWNER, prompt, make_decoder(None, request).max_steps) as lease:
-        before = lease.session.steps
-        answer = await _write(output, lease, model, prompt, min(max_tokens, room), sampler)
-        return answer, lease.session.steps - before
-
-
-async def _write(
-    output: Output,
-    lease: Lease,
-    model: TextModel,
-    prompt: list[int],
-    max_tokens: int,
-    sampler: Sampler,
-) -> str:
-    from splitup.client.text.generation import generate_tokens, make_decoder
-
-    cached = lease.contents.count_common(prompt)
-    request = model.make_request(prompt, max_tokens=max_tokens, sampler=sampler, cached=cached)
-    decoder, text = make_decoder(None, request), ""
-    async for token in generate_tokens(
-        lease.session, decoder, model.tokenizer, contents=lease.contents
-    ):
-        output.write_text(token.text)
-        text += token.text
-    output.end_text()
-    return text
+    make_request = partial(
+        model.make_request, prompt, max_tokens=min(max_tokens, room), sampler=sampler
+    )
+    steps, text = make_decoder(None, make_request()).max_steps, ""
+    async with pool.borrow(_OWNER, prompt, steps) as lease:
+        before, contents = lease.session.steps, lease.contents
+        decoder = make_decoder(None, make_request(cached=contents.count_common(prompt)))
+        async for token in generate_tokens(
+            lease.session, decoder, model.tokenizer, contents=contents
+        ):
+            output.write_text(token.text)
+            text += token.text
+        output.end_text()
+        return text, lease.session.steps - before

@@ -17,8 +17,7 @@ def demo(
     model: Annotated[
         str,
         typer.Option(
-            "--model",
-            help="packages-4m, which comes with SplitUp, or smollm2, which pip fetches (98 MB).",
+            help="packages-4m, which comes with SplitUp, or smollm2, which pip fetches (98 MB)."
         ),
     ] = "packages-4m",
     keep: Annotated[

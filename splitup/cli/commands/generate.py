@@ -40,22 +40,17 @@ class TextOptions:
     """What to generate: the prompt, and where the text ends."""
 
     prompt: Annotated[
-        str,
-        typer.Option(
-            "--prompt", metavar="TEXT", help="Text to continue; - reads it from standard input."
-        ),
+        str, typer.Option(metavar="TEXT", help="Text to continue; - reads it from standard input.")
     ]
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", min=1, help="Most tokens to generate.")
+        int, typer.Option(metavar="N", min=1, help="Most tokens to generate.")
     ] = defaults.MAX_TOKENS
     stop: Annotated[
-        list[str] | None,
-        typer.Option("--stop", metavar="TEXT", help="End before this text. Repeatable."),
+        list[str] | None, typer.Option(metavar="TEXT", help="End before this text. Repeatable.")
     ] = None
     image: Annotated[
         list[Path] | None,
         typer.Option(
-            "--image",
             metavar="FILE",
             help="JPEG, PNG or WebP image for a model that takes images. Repeatable.",
         ),
@@ -78,22 +73,15 @@ class SamplingOptions:
     """How a token is drawn from the model's probabilities."""
 
     temperature: Annotated[
-        float,
-        typer.Option("--temperature", metavar="T", min=0.0, help="0 takes the likeliest token."),
+        float, typer.Option(metavar="T", min=0.0, help="0 takes the likeliest token.")
     ] = 0.0
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="N", min=0, help="Equal seeds give equal text.")
-    ] = 0
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Equal seeds give equal text.")] = 0
     top_k: Annotated[
-        int,
-        typer.Option(
-            "--top-k", metavar="K", min=0, help="Draw from the likeliest K tokens; 0: from all."
-        ),
+        int, typer.Option(metavar="K", min=0, help="Draw from the likeliest K tokens; 0: from all.")
     ] = 0
     top_p: Annotated[
         float,
         typer.Option(
-            "--top-p",
             metavar="P",
             help="Draw from the fewest tokens of this probability, above 0 and at most 1.",
         ),
@@ -113,7 +101,6 @@ class DecoderOptions:
     decoder: Annotated[
         str | None,
         typer.Option(
-            "--decoder",
             metavar="[sequential|lookahead|speculative|diffusion]",
             help="lookahead and speculative take fewer steps for the text of sequential, the "
             "default; diffusion is for models that write blocks of tokens, and their default.",
@@ -134,17 +121,13 @@ class DecoderOptions:
     guesses: Annotated[
         int | None,
         typer.Option(
-            "--lookahead-guesses",
-            metavar="G",
-            min=1,
-            help="Guesses behind a token; by default 7.",
+            "--lookahead-guesses", metavar="G", min=1, help="Guesses behind a token; by default 7."
         ),
     ] = None
 
     draft: Annotated[
         str | None,
         typer.Option(
-            "--draft",
             metavar="MODEL",
             help="Small registered model that this machine runs to draft for speculative.",
         ),
@@ -171,31 +154,24 @@ class DiffusionFlags:
 
     block_size: Annotated[
         int | None,
-        typer.Option(
-            "--block-size", metavar="N", help="Tokens of a block; by default as it was trained."
-        ),
+        typer.Option(metavar="N", help="Tokens of a block; by default as it was trained."),
     ] = None
     threshold: Annotated[
         float | None,
         typer.Option(
-            "--threshold",
-            metavar="P",
-            help="Choose the tokens above this confidence, 0 to 1; by default 0.9.",
+            metavar="P", help="Choose the tokens above this confidence, 0 to 1; by default 0.9."
         ),
     ] = None
     confidence: Annotated[
         str | None,
         typer.Option(
-            "--confidence",
             metavar="[probability|margin|entropy]",
             help="What confidence is; by default the token's probability.",
         ),
     ] = None
     iterations: Annotated[
         int | None,
-        typer.Option(
-            "--iterations", metavar="N", help="Write every block in so many steps; no threshold."
-        ),
+        typer.Option(metavar="N", help="Write every block in so many steps; no threshold."),
     ] = None
     ahead: Annotated[
         int | None,
@@ -352,26 +328,19 @@ async def generate(
             if (part := (await net.fetch_model(model)).manifest.client) is not None:
                 for sentence in describe_privacy(part):
                     output.say(sentence)
-            if count := len(arguments["images"]):
+            count, is_speculative = len(arguments["images"]), arguments["decoder"] == "speculative"
+            if count or is_speculative:
                 quote = await net.quote_generation(
                     *(model, prompt),
                     max_tokens=arguments["max_tokens"],
+                    decoder="speculative" if is_speculative else None,
                     images=count,
                     verify=arguments["verify"],
                 )
-                most = format_usdc(quote.locked_micro_usdc)
-                output.say(f"at most {most}, with an execution for the images")
-            if arguments["decoder"] == "speculative":
-                quote = await net.quote_generation(
-                    *(model, prompt),
-                    max_tokens=arguments["max_tokens"],
-                    decoder="speculative",
-                    verify=arguments["verify"],
-                )
-                most = format_usdc(quote.locked_micro_usdc)
-                output.say(
-                    f"at most {most}: as without drafts; a step costs the same, whatever its rows"
-                )
+                why = ", with an execution for the images"
+                if is_speculative:
+                    why = ": as without drafts; a step costs the same, whatever its rows"
+                output.say(f"at most {format_usdc(quote.locked_micro_usdc)}{why}")
             output.hint("requesting a plan")
             tokens = net.generate(
                 *(model, prompt), **arguments, on_images=on_images, on_session=on_session

@@ -20,10 +20,7 @@ async def command(
     url: Annotated[str, typer.Argument(metavar="URL", help="A storage gateway of the network.")],
     directory: DirFlag = DEFAULT_HOME,
     rpc_url: Annotated[
-        str,
-        typer.Option(
-            "--rpc-url", metavar="URL", help="The chain's RPC endpoint, if not the network's."
-        ),
+        str, typer.Option(metavar="URL", help="The chain's RPC endpoint, if not the network's.")
     ] = "",
     *,
     output: JsonOutput,

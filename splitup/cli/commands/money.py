@@ -18,9 +18,7 @@ async def deposit(
     freeze: Annotated[
         float | None,
         typer.Option(
-            "--freeze",
-            metavar="SECONDS",
-            help="Reserve the balance for signed requests for so many seconds.",
+            metavar="SECONDS", help="Reserve the balance for signed requests for so many seconds."
         ),
     ] = None,
     config: ConfigFlag = None,

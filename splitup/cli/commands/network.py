@@ -19,15 +19,12 @@ if TYPE_CHECKING:
 def up(
     nodes: Annotated[
         int | None,
-        typer.Option(
-            "--nodes", metavar="N", help="Number of nodes, 1 to 64 (default: 6, or as before)."
-        ),
+        typer.Option(metavar="N", help="Number of nodes, 1 to 64 (default: 6, or as before)."),
     ] = None,
     directory: DirFlag = DEFAULT_HOME,
     members: Annotated[
         int | None,
         typer.Option(
-            "--members",
             metavar="N",
             help="Committee members: 3f + 1 tolerate f faulty ones, so 4, 7, 10 … 31 "
             "(default: 4, or as before).",
@@ -36,7 +33,6 @@ def up(
     vram: Annotated[
         str | None,
         typer.Option(
-            "--vram",
             metavar="SIZE",
             help="Memory per node: 1GB, 900MB (default: 1GB; fixed at the first start).",
         ),

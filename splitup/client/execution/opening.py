@@ -147,22 +147,15 @@ class SessionOpener:
         deadline: float,
         adapter: StateAdapter | None,
     ) -> Session:
-        if programs is None:
-            return Session(
-                certificate,
-                model.manifest,
-                *self._parties,
-                deadline=deadline,
-                allow_loopback=self._allow_loopback,
-            )
-        return PrivateSession(
+        kind: Callable[..., Session] = Session
+        if programs is not None:
+            kind = partial(PrivateSession, programs=programs, adapter=adapter)
+        return kind(
             certificate,
             model.manifest,
             *self._parties,
             deadline=deadline,
             allow_loopback=self._allow_loopback,
-            programs=programs,
-            adapter=adapter,
         )
 
 

@@ -32,7 +32,7 @@ from splitup.core.tensors import bytes_to_array, check_inputs
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
 from splitup.messages import api
-from splitup.messages.base import CLIENT
+from splitup.messages.base import CLIENT, Message
 from splitup.messages.completions import End, Takeover
 from splitup.messages.frames import CHUNK_MAGIC, FrameKind, decode_chunk, decode_frames
 from splitup.messages.plans import PlanCertificate
@@ -183,12 +183,7 @@ class Session:
         Raises InvalidInput for inputs that do not fit or one step too many, ExecutionFailed when
         the execution has failed already.
         """
-        self._check_alive()
-        if self._steps >= self.plan.request.steps:
-            raise InvalidInput(
-                f"execution {self.execution_id} paid for {self.plan.request.steps} steps and all "
-                "of them were submitted; start another session"
-            )
+        self._check_room(self._steps)
         tensors = check_inputs(self._specs, inputs)
         step = self._steps
         self._steps += 1
@@ -226,15 +221,29 @@ class Session:
         self._timer.cancel()
         self._failover.process_end()
         self._schedule()
+        sealed = self._seal_end(
+            self._steps,
+            self._inputs.compute_digests(),
+            self._collector.make_deliveries(self._steps),
+            final=True,
+        )
+        self._inputs.send_all(sealed, set(self.executors))
+
+    def _seal_end(
+        self, steps: int, inputs: tuple[str, ...], outputs: tuple[str, ...], *, final: bool
+    ) -> bytes:
         end = End(
             execution_id=self.execution_id,
-            steps=self._steps,
-            inputs=self._inputs.compute_digests(),
-            outputs=self._collector.make_deliveries(self._steps),
+            steps=steps,
+            inputs=inputs,
+            outputs=outputs,
+            final=final,
         )
-        signed = sign_end(self._identity, end)
-        frame = make_message_frame(FrameKind.END, self.execution_id, CLIENT, self._steps, signed)
-        self._inputs.send_all(seal_frame(self._identity, frame), set(self.executors))
+        return self._seal(FrameKind.END, steps, sign_end(self._identity, end))
+
+    def _seal(self, kind: FrameKind, step: int, message: Message | None) -> bytes:
+        frame = make_message_frame(kind, self.execution_id, CLIENT, step, message)
+        return seal_frame(self._identity, frame)
 
     def _acknowledge(self) -> None:
         """Sign for steps that have arrived: nodes are paid for them if we never end (ADR 21)."""
@@ -243,17 +252,14 @@ class Session:
             if steps > self._collector.received_steps:
                 return
             self._acknowledged = steps
-            end = End(
-                execution_id=self.execution_id,
-                steps=steps,
-                inputs=self._inputs.take_interim_digests(steps),
-                outputs=self._collector.take_interim_deliveries(steps),
+            sealed = self._seal_end(
+                steps,
+                self._inputs.take_interim_digests(steps),
+                self._collector.take_interim_deliveries(steps),
                 final=False,
             )
-            signed = sign_end(self._identity, end)
-            frame = make_message_frame(FrameKind.END, self.execution_id, CLIENT, steps, signed)
-            self._interim.append(seal_frame(self._identity, frame))
-            self._inputs.send_all(self._interim[-1], set(self.executors))
+            self._interim.append(sealed)
+            self._inputs.send_all(sealed, set(self.executors))
 
     async def leave(self) -> None:
         """End the execution now: submitted steps are run and paid, but not waited for."""
@@ -413,10 +419,8 @@ class Session:
         for command in commands:
             match command:
                 case Probe(nodes=nodes):
-                    frame = make_message_frame(
-                        FrameKind.PROBE, self.execution_id, CLIENT, self._steps, None
-                    )
-                    self._inputs.send_all(seal_frame(self._identity, frame), nodes)
+                    sealed = self._seal(FrameKind.PROBE, self._steps, None)
+                    self._inputs.send_all(sealed, nodes)
                 case Replace():
                     self._replace(command)
                 case GiveUp(task=task, node=node, reason=reason):
@@ -438,8 +442,7 @@ class Session:
         self._inputs.set_executors(self.executors)
         new = self.executors[command.task]
         self._tell_takeover(old, new, command.reason)
-        frame = make_message_frame(FrameKind.TAKEOVER, self.execution_id, CLIENT, 0, signed)
-        sealed = seal_frame(self._identity, frame)
+        sealed = self._seal(FrameKind.TAKEOVER, 0, signed)
         if new not in self._links or self._links[new].closed:
             self._open_link(new)
             self._failover.process_opened([new], self._loop.time())
@@ -497,6 +500,15 @@ class Session:
             raise self._error()
         if self._ended:
             raise InvalidInput(f"execution {self.execution_id} has ended; start another session")
+
+    def _check_room(self, submitted: int) -> None:
+        """Raise unless one step more may be submitted after so many."""
+        self._check_alive()
+        if submitted >= self.plan.request.steps:
+            raise InvalidInput(
+                f"execution {self.execution_id} paid for {self.plan.request.steps} steps and all "
+                "of them were submitted; start another session"
+            )
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._background.start(work)

@@ -139,29 +139,29 @@ class MarketAccount:
             self._lock.release()
             raise
         try:
-            wanted, nonce, ends = self._compose(order, head.timestamp + longest_s)
-            account = self._identity.address
-            signs = await is_frozen(self._chain, account, wanted.deadline, head.timestamp)
+            wanted, ends = self._compose(order, head.timestamp + longest_s)
+            account, deadline = self._identity.address, wanted.request.deadline
+            signs = await is_frozen(self._chain, account, deadline, head.timestamp)
         except BaseException:
             self._release(order.price_micro_usdc)
             raise
         send = self._request_signed if signs else self._request_on_chain
-        return await send(order, wanted, nonce), ends
+        return await send(order, wanted), ends
 
     def _release(self, reserved_micro_usdc: int) -> None:
         """Let others use the balance: the chain holds the request, or there is none."""
         self._reserved -= reserved_micro_usdc
         self._lock.release()
 
-    def _compose(self, order: Order, latest: int) -> tuple[Wanted, int, float]:
-        """Return the request, its nonce, and its deadline on the event loop's clock.
+    def _compose(self, order: Order, latest: int) -> tuple[Wanted, float]:
+        """Return the request, and its deadline on the event loop's clock.
 
         ``latest``: the last deadline that the market takes, which counts from its last block.
         """
         deployment, clock = self._chain.deployment, self._chain.clock
         nonce = secrets.randbits(53)  # as many bits as canonical JSON holds
         account = self._identity.address
-        wanted = Wanted(
+        request = Request(
             execution_id=compute_execution_id(
                 deployment.chain_id, deployment.market, account, nonce
             ),
@@ -173,15 +173,19 @@ class MarketAccount:
             steps=order.steps,
             max_price_micro_usdc=order.price_micro_usdc,
             deadline=min(int(clock.now_s()) + int(np.ceil(order.deadline_s)), latest),
+            snapshot_sequence=0,  # where it is signed, its own is filled in
+            snapshot_root=ZERO_BYTES32,
+            block_hash=ZERO_BYTES32,
             verify_bps=order.verify_bps,
-            task_count=len(order.task_ids),
+            inputs_digest=order.inputs_digest or ZERO_BYTES32,
+            nonce=nonce,
         )
-        ends = asyncio.get_running_loop().time() + wanted.deadline - clock.now_s()
-        return wanted, nonce, ends
+        ends = asyncio.get_running_loop().time() + request.deadline - clock.now_s()
+        return Wanted(request, len(order.task_ids)), ends
 
-    async def _request_on_chain(self, order: Order, wanted: Wanted, nonce: int) -> PlanCertificate:
+    async def _request_on_chain(self, order: Order, wanted: Wanted) -> PlanCertificate:
         """Send the request and return its certificate, asking for it before the block is mined."""
-        source = self._committee_source(wanted)
+        source, request = self._committee_source(wanted), wanted.request
         listening = asyncio.create_task(
             fetch_certificate(self._http, source, wanted, timeout_s=order.deadline_s)
         )
@@ -189,14 +193,14 @@ class MarketAccount:
             mined = await self._chain.send(
                 "market",
                 "requestExecution",
-                wanted.model_id,
-                wanted.steps,
-                order.inputs_digest or ZERO_BYTES32,
-                wanted.client_key,
-                wanted.max_price_micro_usdc,
-                wanted.deadline,
-                nonce,
-                wanted.verify_bps,
+                request.model_id,
+                request.steps,
+                request.inputs_digest,
+                request.client_key,
+                request.max_price_micro_usdc,
+                request.deadline,
+                request.nonce,
+                request.verify_bps,
             )
         except BaseException as error:
             await cancel(listening)
@@ -204,26 +208,25 @@ class MarketAccount:
                 raise explain_race(error) from None
             raise
         finally:
-            self._release(wanted.max_price_micro_usdc)
+            self._release(wanted.request.max_price_micro_usdc)
         self._request_blocks[wanted.execution_id] = mined.block_number or 0
         return await self._await_plan(order, wanted, listening)
 
-    async def _request_signed(self, order: Order, wanted: Wanted, nonce: int) -> PlanCertificate:
+    async def _request_signed(self, order: Order, wanted: Wanted) -> PlanCertificate:
         """Sign the request and return its certificate; no block is waited for."""
-        digest = order.inputs_digest or ZERO_BYTES32
         try:
             await self._signing.acquire()
         except BaseException:
-            self._release(wanted.max_price_micro_usdc)
+            self._release(wanted.request.max_price_micro_usdc)
             raise
         try:
             head, signed = await asyncio.gather(
                 self._chain.fetch_head(),
-                make_request(self._chain, self._identity, wanted, nonce, digest),
+                make_request(self._chain, self._identity, wanted.request),
             )
         except BaseException:
             self._signing.release()
-            self._release(wanted.max_price_micro_usdc)
+            self._release(wanted.request.max_price_micro_usdc)
             raise
         self._request_blocks[wanted.execution_id] = head.number
         opening = asyncio.create_task(self._follow_opening(wanted))
@@ -241,7 +244,7 @@ class MarketAccount:
             return await wait_until_open(self._chain, wanted)
         finally:
             self._signing.release()
-            self._release(wanted.max_price_micro_usdc)
+            self._release(wanted.request.max_price_micro_usdc)
             self._openings.pop(wanted.execution_id, None)
 
     def _committee_source(self, wanted: Wanted) -> Callable[[], Awaitable[CommitteeView]]:
@@ -275,7 +278,7 @@ class MarketAccount:
             )
             if order.on_failure is not None:
                 order.on_failure(failed)
-            raise await self.recover(wanted, failed) from None
+            raise await self.recover(wanted.request, failed) from None
 
     async def _is_served(self, order: Order) -> bool:
         """Return False when the latest snapshot shows a task that no live node holds."""
@@ -289,7 +292,7 @@ class MarketAccount:
         held = {task for entry in snapshot.entries for task in entry.resident}
         return held.issuperset(order.task_ids)
 
-    async def recover(self, wanted: Wanted | Request, error: ExecutionFailed) -> ExecutionFailed:
+    async def recover(self, wanted: Request, error: ExecutionFailed) -> ExecutionFailed:
         """Fetch the money of a failed execution back; return the error that says so."""
         opening = self._openings.get(wanted.execution_id)
         if opening is not None and not await opening:

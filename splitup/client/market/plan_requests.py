@@ -10,7 +10,7 @@ from typing import Final
 from splitup.core.background import cancel
 from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.messages import api
-from splitup.messages.plans import PlanCertificate
+from splitup.messages.plans import PlanCertificate, Request
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView, check_certificate
 
@@ -19,21 +19,32 @@ _LOOK_S: Final = 2.0  # how often we look whether the committee has changed
 _PAUSE_S: Final = 0.2  # before a member that failed is asked again
 
 
+# of a request: what its plan repeats, and how errors call it
+_REPEATED: Final = {
+    "execution_id": "execution",
+    "chain_id": "chain",
+    "market": "market",
+    "model_id": "model",
+    "client": "client",
+    "client_key": "client key",
+    "steps": "steps",
+    "max_price_micro_usdc": "price",
+    "deadline": "deadline",
+    "verify_bps": "share of verified tasks",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the client requested; a plan must be for exactly this."""
+    """What the client requested, of a model with so many tasks; snapshot and block are open."""
 
-    execution_id: str
-    chain_id: int
-    market: str
-    model_id: str
-    client: str
-    client_key: str
-    steps: int
-    max_price_micro_usdc: int
-    deadline: int
-    verify_bps: int
+    request: Request
     task_count: int
+
+    @property
+    def execution_id(self) -> str:
+        """Return the id of the execution."""
+        return self.request.execution_id
 
 
 def check_plan(certificate: PlanCertificate, wanted: Wanted, committee: CommitteeView) -> None:
@@ -41,21 +52,10 @@ def check_plan(certificate: PlanCertificate, wanted: Wanted, committee: Committe
 
     Raises PeerFault, BadSignature.
     """
-    request = certificate.plan.request
-    pairs = {
-        "execution": (request.execution_id, wanted.execution_id),
-        "chain": (request.chain_id, wanted.chain_id),
-        "market": (request.market, wanted.market),
-        "model": (request.model_id, wanted.model_id),
-        "client": (request.client, wanted.client),
-        "client key": (request.client_key, wanted.client_key),
-        "steps": (request.steps, wanted.steps),
-        "price": (request.max_price_micro_usdc, wanted.max_price_micro_usdc),
-        "deadline": (request.deadline, wanted.deadline),
-        "share of verified tasks": (request.verify_bps, wanted.verify_bps),
-        "tasks": (len(certificate.plan.tasks), wanted.task_count),
-    }
-    for what, (given, asked) in pairs.items():
+    pairs = [("tasks", len(certificate.plan.tasks), wanted.task_count)]
+    requests = certificate.plan.request, wanted.request
+    pairs += [(what, *(getattr(r, name) for r in requests)) for name, what in _REPEATED.items()]
+    for what, given, asked in pairs:
         if given != asked:
             raise PeerFault(
                 f"the plan of {wanted.execution_id} has another {what} than we asked for "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from splitup.chain.client import Chain
@@ -46,7 +47,7 @@ async def wait_for_receipt(
     begin_s = loop.time()
     unknown_s = _UNKNOWN_S if timeout_s is None else min(timeout_s, _UNKNOWN_S)
     is_known: bool | None = None  # while the chain has not answered
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(_GRACE_S if timeout_s is None else timeout_s) as limit:
             while True:
                 try:
@@ -66,8 +67,6 @@ async def wait_for_receipt(
                 except Unavailable as error:  # also of an endpoint that has no event yet
                     failure = error
                 await asyncio.sleep(_POLL_S)
-    except TimeoutError:
-        pass
     if failure is not None:
         raise failure
     if is_known is False:
@@ -88,7 +87,7 @@ async def refund(chain: Chain, execution_id: str, *, patience_s: float) -> int |
     execution was settled instead. Raises ChainUnavailable when the chain did not answer until then.
     """
     failure: ChainUnavailable | None = None
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
             while True:
                 try:
@@ -103,8 +102,6 @@ async def refund(chain: Chain, execution_id: str, *, patience_s: float) -> int |
                 except ChainUnavailable as error:
                     failure = error
                 await asyncio.sleep(_POLL_S)
-    except TimeoutError:
-        pass
     if failure is not None:
         raise failure
     return None

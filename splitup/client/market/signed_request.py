@@ -18,7 +18,6 @@ from splitup.core.background import cancel
 from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError
 from splitup.crypto.keys import Identity
 from splitup.messages import api
-from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import PlanCertificate, Request, SignedRequest
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView, MemberView
@@ -45,29 +44,11 @@ async def is_frozen(chain: Chain, account: str, deadline: int, now_s: int) -> bo
     return True
 
 
-async def make_request(
-    chain: Chain, identity: Identity, wanted: Wanted, nonce: int, inputs_digest: str
-) -> SignedRequest:
+async def make_request(chain: Chain, identity: Identity, request: Request) -> SignedRequest:
     """Return the request on the latest snapshot, signed."""
     latest = await chain.call("committee", "latestSnapshot")
-    request = Request(
-        chain_id=wanted.chain_id,
-        market=wanted.market,
-        execution_id=wanted.execution_id,
-        model_id=wanted.model_id,
-        client=wanted.client,
-        client_key=wanted.client_key,
-        steps=wanted.steps,
-        max_price_micro_usdc=wanted.max_price_micro_usdc,
-        deadline=wanted.deadline,
-        snapshot_sequence=latest["sequence"],
-        snapshot_root=latest["root"],
-        block_hash=ZERO_BYTES32,
-        inputs_digest=inputs_digest,
-        nonce=nonce,
-        verify_bps=wanted.verify_bps,
-    )
-    return sign_request(identity, request)
+    snapshot = {"snapshot_sequence": latest["sequence"], "snapshot_root": latest["root"]}
+    return sign_request(identity, request.model_copy(update=snapshot))
 
 
 async def fetch_signed_plan(
@@ -124,7 +105,7 @@ async def wait_until_open(chain: Chain, wanted: Wanted) -> bool:
         try:
             if await fetch_status(chain, wanted.execution_id) is not Status.UNKNOWN:
                 return True
-            if (await chain.fetch_head()).timestamp > wanted.deadline + _PATIENCE_S:
+            if (await chain.fetch_head()).timestamp > wanted.request.deadline + _PATIENCE_S:
                 return False
         except SplitUpError:
             pass  # ask again; until it answers no other request may be signed

@@ -6,19 +6,17 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from splitup.client.execution.session import Failure, Session
 from splitup.client.outcome import Array
 from splitup.client.private.final_states import StateAdapter, adapt_states
 from splitup.client.private.private_tasks import Begun, ClientPrograms, Tensors
-from splitup.core.errors import InvalidInput, SplitUpError
+from splitup.core.errors import SplitUpError
 from splitup.core.tensors import array_to_bytes, bytes_to_array, check_inputs
-from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.progress import Trace
-from splitup.net.http import SignedClient
-from splitup.storage.gateway_client import GatewayClient
 
 _Future = asyncio.Future[dict[str, Array]]
 
@@ -40,25 +38,13 @@ class PrivateSession(Session):
         self,
         certificate: PlanCertificate,
         manifest: Manifest,
-        identity: Identity,
-        http: SignedClient,
-        gateway: GatewayClient,
-        *,
-        deadline: float,
-        allow_loopback: bool,
+        *options: Any,
         programs: ClientPrograms,
         adapter: StateAdapter | None = None,
+        **others: Any,
     ) -> None:
         """Take what ``Session`` takes; ``adapter``, of this session alone, is closed with it."""
-        super().__init__(
-            certificate,
-            manifest,
-            identity,
-            http,
-            gateway,
-            deadline=deadline,
-            allow_loopback=allow_loopback,
-        )
+        super().__init__(certificate, manifest, *options, **others)
         self.adapter = adapter
         self._run = programs.new_run()
         self._given_specs = tuple(port.spec for port in manifest.user_inputs)
@@ -76,12 +62,7 @@ class PrivateSession(Session):
 
     def submit(self, inputs: Mapping[str, Array]) -> _Future:
         """Take one step of the model; like ``Session.submit``."""
-        self._check_alive()
-        if self._submitted >= self.plan.request.steps:
-            raise InvalidInput(
-                f"execution {self.execution_id} paid for {self.plan.request.steps} steps and all "
-                "of them were submitted; start another session"
-            )
+        self._check_room(self._submitted)
         tensors = check_inputs(self._given_specs, inputs)
         self._submitted += 1
         result: _Future = asyncio.get_running_loop().create_future()

@@ -108,11 +108,11 @@ class ClientPrograms:
         """Return the state of a new execution."""
         return ClientRun(self, next(self._runs))
 
-    async def run(self, task: int, run: int, inputs: Tensors) -> Sequence[memoryview]:
-        """Return the outputs of one step. Raises ChildFailed for inputs, and ChildDied."""
-        ports = self.part.tasks[task].outputs
+    async def ask(self, question: dict[str, int], inputs: Tensors = ()) -> Sequence[memoryview]:
+        """Return the outputs of a task that is asked for. Raises ChildFailed, and ChildDied."""
+        ports = self.part.tasks[question["task"]].outputs if "task" in question else ()
         _, outputs = await self._child.ask_apart(
-            {"task": task, "run": run},
+            question,
             inputs,
             timeout_s=tuning.RUN_TIMEOUT_S,
             max_bytes=sum(port.spec.nbytes for port in ports),
@@ -120,10 +120,6 @@ class ClientPrograms:
         if len(outputs) != len(ports):
             raise InvalidModel(f"a task of the client gave {len(outputs)} outputs")
         return outputs
-
-    async def end_run(self, run: int) -> None:
-        """Free the states of a run."""
-        await self._child.ask_apart({"end": run}, timeout_s=tuning.RUN_TIMEOUT_S, max_bytes=0)
 
     def close(self) -> None:
         """End the process."""
@@ -152,13 +148,13 @@ class ClientRun:
 
     async def end(self) -> None:
         """Free the states."""
-        await self._programs.end_run(self._number)
+        await self._programs.ask({"end": self._number})
 
     async def _run(self, tasks: Sequence[int], made: dict[_Key, bytes | memoryview]) -> None:
         programs = self._programs
         for index in tasks:
             inputs = [made[key] for key in programs.sources[index]]
-            results = await programs.run(index, self._number, inputs)
+            results = await programs.ask({"task": index, "run": self._number}, inputs)
             made.update({(f"task {index}", port): data for port, data in enumerate(results)})
 
 

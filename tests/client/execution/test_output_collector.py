@@ -25,7 +25,6 @@ from splitup.messages.frames import (
 from splitup.messages.progress import Span, TaskFailure, Trace
 from splitup.net.signed_frames import (
     make_message_frame,
-    make_stored_frame,
     seal_frame,
     seal_frames,
     verify_seal,
@@ -33,6 +32,7 @@ from splitup.net.signed_frames import (
 from splitup.net.tensor_chunks import TensorChunks
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.protocol.execution.task_queue import PortId
+from tests.builders import make_stored_frame
 from tests.client.parties import make_parties
 from tests.node.network import make_manifest
 

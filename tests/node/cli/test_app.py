@@ -208,7 +208,7 @@ async def test_join_says_why_a_url_is_no_network(tmp_path: Path, url: str, probl
 @pytest.mark.parametrize(
     ("program", "module", "options"),
     [
-        (app, "splitup_node.cli.join", ("--data-dir",)),
+        (app, "splitup_node.cli.node_setup", ("--data-dir",)),
         (oracle_app, "splitup_oracle.cli.app", ("--endpoint", "http://m.example", "--data-dir")),
         (user_app, "splitup.cli.commands.join", ("--dir",)),
     ],

@@ -97,8 +97,8 @@ def test_init_makes_a_private_key_and_a_configuration_that_loads(
         endpoint="",
         allow_loopback=True,
     )
-    config = NodeConfig.load(made.config_path)
-    assert config.load_identity().address == made.address and made.vram_gb == 2
+    config = NodeConfig.load(Path(made["config"]))
+    assert config.load_identity().address == made["address"] and made["vram_gb"] == 2
     for name in ("keystore.json", "passphrase"):
         assert stat.S_IMODE((tmp_path / "node" / name).stat().st_mode) == 0o600
     assert not list((tmp_path / "node").glob(".*"))

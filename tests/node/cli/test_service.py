@@ -42,7 +42,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     network = network.model_copy(update={"allow_loopback": True})
     (folder / "member").mkdir()
     create_member(folder / "member", network, endpoint="http://10.0.0.1", listen="127.0.0.1:8700")
-    return made.config_path
+    return Path(made["config"])
 
 
 def test_members_and_gateways_have_units_too(config: Path, tmp_path: Path) -> None:

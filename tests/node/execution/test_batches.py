@@ -17,8 +17,7 @@ from splitup.graph.cost import compute_state_bytes
 from splitup.graph.manifest import InputSource, Manifest, OutputPort, Port, Task, TaskInput
 from splitup.messages.base import CLIENT
 from splitup.protocol.execution.storage_keys import LogName
-from splitup.storage.log_patience import LogPatience
-from splitup.storage.log_store import LogWriter
+from splitup.storage.log_store import LogPatience, LogWriter
 from tests.builders import HANG_S
 from tests.graph.graphs import make_running_sum
 from tests.node.network import Store, TestClient, TestNode, make_certificate
@@ -91,7 +90,7 @@ async def test_ready_steps_of_several_sessions_run_in_one_batch(tmp_path: Path) 
 
     def watch() -> None:
         schedule()
-        if len(node.engine._table.queue.ready) == SESSIONS:
+        if len(node.engine.table.queue.ready) == SESSIONS:
             ready.set()
 
     node.engine.step_loop.schedule = watch  # type: ignore[method-assign]
@@ -155,7 +154,7 @@ async def test_steps_that_wait_for_each_other_run_in_one_pass(tmp_path: Path) ->
 
         def watch() -> None:
             schedule()
-            if len(node.engine._table.queue.ready):
+            if len(node.engine.table.queue.ready):
                 ready.set()
 
         loop.schedule = watch  # type: ignore[method-assign]

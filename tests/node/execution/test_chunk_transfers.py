@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from splitup_node.execution.chunk_transfers import check_chunk
+from splitup_node.execution.inbox import check_chunk
 from splitup_node.execution.kept.executions import Execution, make_execution
 
 from splitup.client.execution.session import Session
@@ -126,14 +126,14 @@ async def test_s50_an_input_that_is_announced_again_and_again_is_fetched_once(
         return await read(logs, name, *rest)
 
     monkeypatch.setattr(StoredLogs, "read", wait)
-    execution = large.nodes[0].engine.executions[certificate.plan.request.execution_id]
+    execution = large.nodes[0].engine.table.by_id[certificate.plan.request.execution_id]
     for _ in range(64):
         large.store_input(certificate, 0, X)
     large.client.probe(certificate)
     async with asyncio.timeout(HANG_S):
         await large.client.progress.get()  # so the node has read all of that
     assert len(reads) == 1 and not execution.life.failure
-    assert large.nodes[0].engine._table.queue.buffered_bytes == X.nbytes
+    assert large.nodes[0].engine.table.queue.buffered_bytes == X.nbytes
     goes_on.set()
     await large.finish(certificate, [X])
 
@@ -143,7 +143,7 @@ async def test_s72_outputs_that_wait_for_the_store_count_as_inputs_that_wait(
 ) -> None:
     """A task may make 1 GiB of a few bytes, and does so faster than any store takes it."""
     certificate, node = await large.begin(steps=4), large.nodes[0]
-    queue = node.engine._table.queue
+    queue = node.engine.table.queue
     large.store.takes.clear()
     async with asyncio.timeout(HANG_S):
         for step in range(3):
@@ -169,14 +169,14 @@ async def test_s73_past_inputs_that_are_being_fetched_count_too(
         return await asyncio.Future()
 
     monkeypatch.setattr(StoredLogs, "read", hang)
-    execution = node.engine.executions[request.execution_id]
+    execution = node.engine.table.by_id[request.execution_id]
     name, entry = LogName(CLIENT, 0, request.client, 0), LogEntry(0, bytes(32), X.nbytes, None)
     reading = asyncio.create_task(
         node.engine._finisher._replay._offer_entry(execution, execution.parts[0], name, entry)
     )
     async with asyncio.timeout(HANG_S):
         await asked.wait()
-    queue = node.engine._table.queue
+    queue = node.engine.table.queue
     assert queue.buffered_bytes == X.nbytes
     await cancel(reading)
     assert not queue.buffered_bytes

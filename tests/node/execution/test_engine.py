@@ -155,7 +155,7 @@ async def test_an_ended_execution_keeps_no_outputs(pair: Pair) -> None:
     await pair.client.connect(certificate)
     xs = make_inputs(3)
     await pair.run(certificate, xs)
-    execution = pair.nodes[1].engine.executions[certificate.plan.request.execution_id]
+    execution = pair.nodes[1].engine.table.by_id[certificate.plan.request.execution_id]
     assert (
         len(execution.outbox.frames) == len(xs) and execution.outbox.nbytes
     )  # for who connects again
@@ -171,7 +171,7 @@ async def test_frames_that_come_before_the_plan_are_kept(pair: Pair) -> None:
     certificate = pair.plan(0, 1, 0, 1)
     with contextlib.ExitStack() as stack:
         for node in pair.nodes:  # has checked the plan, and not begun the execution
-            stack.enter_context(node.engine.expect(certificate))
+            stack.enter_context(node.engine.table.parties.expect(certificate))
         await pair.client.connect(certificate)
         xs = make_inputs(2)
         running = asyncio.create_task(pair.run(certificate, xs))
@@ -189,7 +189,7 @@ async def test_s38_tensors_of_one_execution_do_not_fail_another(
         for node in pair.nodes:
             node.engine.start(certificate, MANIFEST)
     node, execution_id = pair.nodes[0], greedy.plan.request.execution_id
-    queue = node.engine._table.queue
+    queue = node.engine.table.queue
     xs = make_inputs(2)
     monkeypatch.setattr(queue, "_max_bytes", 4 * xs[0].nbytes)
     with contextlib.suppress(Unavailable):
@@ -200,7 +200,7 @@ async def test_s38_tensors_of_one_execution_do_not_fail_another(
             )
     await pair.client.connect(other)
     assert np.array_equal(await pair.run(other, xs), compute_reference(xs, TASKS))
-    assert "fill the node's buffers" in node.engine.executions[execution_id].life.failure
+    assert "fill the node's buffers" in node.engine.table.by_id[execution_id].life.failure
 
 
 async def test_executions_of_one_node_interleave_with_separate_states(pair: Pair) -> None:
@@ -222,11 +222,11 @@ async def test_a_verification_runs_only_when_no_step_of_an_execution_is_ready(
     started: list[tuple[int, int]] = []  # session, steps of executions that waited
 
     def record(requests: Sequence[RunRequest], handle: Any) -> None:
-        started.append((requests[0].session, len(engine._table.queue.ready)))
+        started.append((requests[0].session, len(engine.table.queue.ready)))
         start(requests, handle)
 
     monkeypatch.setattr(node.workers, "run_together", record)
-    checking, program = engine.new_session(), node.programs[MANIFEST.tasks[0].task_id]
+    checking, program = engine.table.new_session(), node.programs[MANIFEST.tasks[0].task_id]
     x, is_over = np.ones(SIZE, np.float32).tobytes(), asyncio.Event()
 
     async def verify() -> None:
@@ -310,7 +310,7 @@ async def test_a_bundle_carries_frames_of_several_executions_and_of_one_without_
         node.engine.start(first, MANIFEST)
     stack = contextlib.ExitStack()
     for node in pair.nodes:
-        stack.enter_context(node.engine.expect(second))
+        stack.enter_context(node.engine.table.parties.expect(second))
     for certificate in (second, first):  # results come over either's own connection
         await pair.client.connect(certificate)
     ids = [certificate.plan.request.execution_id for certificate in (first, second)]
@@ -362,7 +362,7 @@ async def test_a_bundle_counts_only_for_its_signer(pair: Pair) -> None:
         assert await mallory.closed.get() is link
     assert isinstance(link.error, PeerFault)
     await mallory.pool.close()
-    assert not node.engine.executions[ids[1]].record.spans
+    assert not node.engine.table.by_id[ids[1]].record.spans
 
 
 async def test_forged_frames_close_the_link_and_change_nothing(pair: Pair) -> None:
@@ -428,7 +428,7 @@ async def test_an_execution_fails_at_its_deadline_and_is_forgotten_after_the_gra
     engine.sweep(execution.deadline_s + 1)
     assert "deadline" in execution.life.failure
     engine.sweep(execution.life.ended_at_s + limits.EXECUTION_GRACE_S + 1)
-    assert execution.id not in engine.executions and engine.is_known(execution.id)
+    assert execution.id not in engine.table.by_id and engine.table.is_known(execution.id)
 
 
 async def test_a_refused_execution_is_explained_to_the_client_when_it_connects(pair: Pair) -> None:

@@ -28,7 +28,7 @@ from splitup.messages.base import CLIENT
 from splitup.messages.frames import Frame, FrameKind
 from splitup.messages.plans import PlanCertificate
 from splitup.net.signed_frames import seal_frame
-from splitup.storage.log_patience import LogPatience
+from splitup.storage.log_store import LogPatience
 from tests.builders import HANG_S, make_tensor_frame
 from tests.deploy.moes import MIXTRAL, QWEN3_MOE, TOKENS, save_moe
 from tests.node.network import Store, TestClient, TestNode, make_certificate, read_log

@@ -24,13 +24,13 @@ from splitup.core.errors import BadSignature, Refused, Unavailable
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import Takeover
 from splitup.messages.plans import PlanCertificate
-from splitup.net.signed_frames import make_stored_frame, seal_frame
+from splitup.net.signed_frames import seal_frame
 from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.protocol.settlement.proof_of_sampling import check_completion
 from splitup.storage.log_store import LogWriter
-from tests.builders import HANG_S, make_tensor_frame
+from tests.builders import HANG_S, make_stored_frame, make_tensor_frame
 from tests.node.fragile_worker import RAISE
 from tests.node.network import (
     Store,
@@ -79,6 +79,12 @@ class Scene:
                 if frame.step == step:
                     break
         assert frame.payload == expected.tobytes()
+
+    async def pass_steps(self, steps: range) -> None:
+        """Submit one step after the other, each when the one before has come back."""
+        for step in steps:
+            self.submit(step)
+            await self.receive(step)
 
 
 @contextlib.asynccontextmanager
@@ -150,19 +156,13 @@ async def finish(scene: Scene, *nodes: int) -> None:
 
 @pytest.mark.parametrize("stored", [False, True])
 async def test_f26_task_goes_on_elsewhere_with_the_same_bytes(scene: Scene, stored: bool) -> None:
-    for step in range(6):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(6))
     if stored:  # half of what the newcomer needs is in the store, half with its producer
-        await scene.nodes[0].engine.executions[scene.execution_id].record.writer.finish()
-        for step in range(6, 8):
-            scene.submit(step)
-            await scene.receive(step)
+        await scene.nodes[0].engine.table.by_id[scene.execution_id].record.writer.finish()
+        await scene.pass_steps(range(6, 8))
     first = 8 if stored else 6
     scene.client.take_over(scene.certificate, 1, 1, first)  # from b to c
-    for step in range(first, STEPS):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(first, STEPS))
     await finish(scene, 0, 1, 2)
 
 
@@ -181,18 +181,12 @@ async def test_f26_the_new_executor_computes_the_steps_that_were_under_way(scene
 
 
 async def test_f26_two_takeovers_in_sequence_then_one_of_a_neighbouring_task(scene: Scene) -> None:
-    for step in range(4):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(4))
     scene.client.take_over(scene.certificate, 1, 1, 4)  # b to c
-    for step in range(4, 8):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(4, 8))
     scene.client.take_over(scene.certificate, 1, 2, 8)  # c to a, which makes its input too
     scene.client.take_over(scene.certificate, 2, 1, 8)  # a to c, which reads what a makes now
-    for step in range(8, STEPS):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(8, STEPS))
     await finish(scene, 0, 1, 2)
 
 
@@ -204,14 +198,10 @@ async def test_f26_a_task_that_leaves_at_once_is_not_caught_up_with(scene: Scene
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: failures.append(context))
     try:
-        for step in range(4):
-            scene.submit(step)
-            await scene.receive(step)
+        await scene.pass_steps(range(4))
         scene.client.take_over(scene.certificate, 1, 1, 4)  # b to c
         scene.client.take_over(scene.certificate, 1, 2, 4)  # and c to a
-        for step in range(4, STEPS):
-            scene.submit(step)
-            await scene.receive(step)
+        await scene.pass_steps(range(4, STEPS))
         await finish(scene, 0, 1)
         gc.collect()  # what was raised and not retrieved is reported now
     finally:
@@ -236,7 +226,7 @@ class RefusingLogs(StoredLogs):
 def refuse_reads(scene: Scene, node: int, task: int = 0) -> RefusingLogs:
     """Let a node read no log of a producer from now on."""
     logs = RefusingLogs(scene.store, scene.execution_id, task)
-    execution = scene.nodes[node].engine.executions[scene.execution_id]
+    execution = scene.nodes[node].engine.table.by_id[scene.execution_id]
     object.__setattr__(execution, "store", logs)  # it is frozen
     return logs
 
@@ -246,18 +236,14 @@ async def test_f26_a_gateway_that_knows_of_a_takeover_first_costs_a_node_one_tas
 ) -> None:
     """The next executor shows its takeover to the gateway before the client's frame is here."""
     scene.client.take_over(scene.certificate, 2, 1, 0)  # a to c
-    for step in range(4):
-        scene.submit(step)
-        await scene.receive(step)
-    execution = scene.nodes[2].engine.executions[scene.execution_id]
+    await scene.pass_steps(range(4))
+    execution = scene.nodes[2].engine.table.by_id[scene.execution_id]
     logs = refuse_reads(scene, 2)
     scene.client.take_over(scene.certificate, 1, 1, 4)  # b to c
     async with asyncio.timeout(HANG_S):
         await logs.refused.wait()
     scene.client.take_over(scene.certificate, 1, 2, 4)  # c to a
-    for step in range(4, STEPS):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(4, STEPS))
     assert sorted(execution.parts) == [2] and not execution.life.failure
     await finish(scene, 0, 1, 2)
 
@@ -265,7 +251,7 @@ async def test_f26_a_gateway_that_knows_of_a_takeover_first_costs_a_node_one_tas
 async def test_f26_a_refused_input_of_a_task_that_has_left_costs_no_other_task(
     scene: Scene,
 ) -> None:
-    execution = scene.nodes[0].engine.executions[scene.execution_id]
+    execution = scene.nodes[0].engine.table.by_id[scene.execution_id]
     logs = refuse_reads(scene, 0, CLIENT)
     node = scene.nodes[0].identity.address
     scene.client.send_stored(scene.certificate, 0, scene.xs[0], {node})
@@ -299,14 +285,12 @@ async def test_f04_frames_of_a_replaced_node_are_ignored(
     old, reader = scene.nodes[0], scene.nodes[1]
     scene.submit(1)
     await scene.receive(1)
-    assert sorted(old.engine.executions[scene.execution_id].parts) == [0]
+    assert sorted(old.engine.table.by_id[scene.execution_id].parts) == [0]
     lie = make_tensor_frame(scene.execution_id, 2, 0, 2, bytes(4 * SIZE))
     old.engine.pool.open(reader.identity.address, reader.entry.endpoint).send(
         seal_frame(old.identity, lie)
     )
-    for step in range(2, STEPS):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(2, STEPS))
     await finish(scene, 0, 1, 2)
 
 
@@ -318,7 +302,7 @@ async def test_f25_failed_task_is_reported_and_the_next_candidate_goes_on(scene:
     async with asyncio.timeout(HANG_S):
         failure = await scene.client.failures.get()
     assert failure.node == scene.nodes[0].identity.address and failure.step == 1
-    execution = scene.nodes[0].engine.executions[scene.execution_id]
+    execution = scene.nodes[0].engine.table.by_id[scene.execution_id]
     assert execution.life.failure and not execution.record.writer.get_unstored(0, 0)
 
 
@@ -350,18 +334,16 @@ async def test_what_a_fallback_may_have_to_take_over_is_in_use_until_the_deadlin
     scene: Scene,
 ) -> None:
     engine, ids = scene.nodes[2].engine, {task.task_id for task in MANIFEST.tasks}
-    assert engine.list_used() == ids
+    assert engine.table.list_used() == ids
     engine.sweep(scene.certificate.plan.request.deadline + 1)
-    assert engine.list_used() == set()
+    assert engine.table.list_used() == set()
 
 
 async def test_s53_s61_what_was_computed_before_all_tasks_were_taken_away_is_committed_to(
     scene: Scene,
 ) -> None:
     """The client has its outputs, gives every task to a node that can do nothing, and is gone."""
-    for step in range(STEPS):
-        scene.submit(step)
-        await scene.receive(step)
+    await scene.pass_steps(range(STEPS))
     for task in range(TASKS):
         scene.client.take_over(scene.certificate, task, 1, STEPS)  # all to c
     async with asyncio.timeout(HANG_S):
@@ -384,7 +366,7 @@ async def test_s53_a_gateway_that_refuses_the_rest_costs_nothing_that_it_has(sce
     scene.submit(0)
     await scene.receive(0)
     node = scene.nodes[0]
-    execution = node.engine.executions[scene.execution_id]
+    execution = node.engine.table.by_id[scene.execution_id]
     await execution.record.writer.finish()
     scene.submit(1)
     await scene.receive(1)
@@ -402,7 +384,7 @@ async def test_s53_s61_what_was_computed_before_a_failure_is_committed_to(scene:
     scene.submit(0)
     await scene.receive(0)
     node = scene.nodes[0]
-    execution = node.engine.executions[scene.execution_id]
+    execution = node.engine.table.by_id[scene.execution_id]
     scene.xs[1] = np.array([RAISE, 0, 0, 0], np.float32)
     scene.submit(1)
     async with asyncio.timeout(HANG_S):
@@ -422,9 +404,9 @@ async def test_s69_who_was_replaced_behind_its_back_hears_it_from_members(
     scene.submit(0)
     await scene.receive(0)
     node, id_ = scene.nodes[0], scene.execution_id
-    execution = node.engine.executions[id_]
+    execution = node.engine.table.by_id[id_]
     if fails:
-        node.engine.fail(id_, 0, 1, "its worker was lost")
+        node.engine.table.fail(id_, 0, 1, "its worker was lost")
     taken = [Takeover(execution_id=id_, task=t, candidate=1, first_step=0) for t in (0, 2)]
     signed = [sign_takeover(scene.client.identity, one) for one in taken]
     node.replaced.clear()
@@ -436,7 +418,7 @@ async def test_s69_who_was_replaced_behind_its_back_hears_it_from_members(
     assert execution.claims.order is not None and execution.claims.ordered == 1
     others = scene.nodes[2]  # the successor, which is told nothing
     others.engine.note_replaced(signed[0])
-    assert not others.engine.executions[id_].parts
+    assert not others.engine.table.by_id[id_].parts
     substitute = execution.claims.find_substitute()
     assert substitute is not None and substitute.end.steps == 1
 
@@ -468,7 +450,7 @@ async def test_s62_no_step_is_run_that_the_client_has_not_signed_for(
                 await waits.acquire()
             await waits.acquire()
             await waits.acquire()
-        return node.engine._table.queue.get_progress(scene.execution_id)
+        return node.engine.table.queue.get_progress(scene.execution_id)
 
     scene.client.take_over(scene.certificate, 0, 1, 0)  # from a to c
     assert await list_run() == {0: 0}
@@ -484,7 +466,7 @@ async def test_s51_a_damaged_log_is_no_failure_of_who_reads_it(scene: Scene) -> 
     scene.submit(0)
     await scene.receive(0)
     producer = scene.nodes[0]
-    await producer.engine.executions[scene.execution_id].record.writer.finish()
+    await producer.engine.table.by_id[scene.execution_id].record.writer.finish()
     key = next(k for k in scene.store.objects if f"{scene.execution_id[2:]}/t0000.0/" in k)
     scene.store.objects[key] = scene.store.objects[key][:-1]
 
@@ -540,7 +522,7 @@ async def test_the_least_recently_used_session_is_dropped_for_a_new_one(
     node = nodes[0]
     scene.submit(0)
     await scene.receive(0)
-    held = node.engine.executions[scene.execution_id]
+    held = node.engine.table.by_id[scene.execution_id]
     other = TestClient()
     certificate = make_certificate(
         MANIFEST, [node.entry] * TASKS, other.identity.signing_key_hex, steps=2, tag="other"
@@ -595,7 +577,7 @@ async def test_an_idle_session_is_dropped_with_a_reason(scene: Scene) -> None:
     await scene.receive(0)
     scene.nodes[0].engine.sweep(time.time() + tuning.SESSION_IDLE_S / 10)
     assert scene.client.failures.empty()
-    execution = scene.nodes[0].engine.executions[scene.execution_id]
+    execution = scene.nodes[0].engine.table.by_id[scene.execution_id]
     execution.life.used_at_s -= tuning.SESSION_IDLE_S
     scene.nodes[0].engine.sweep(time.time() + 1)
     async with asyncio.timeout(HANG_S):

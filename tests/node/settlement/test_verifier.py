@@ -19,14 +19,12 @@ async def test_s79_an_order_costs_no_manifest_before_the_committee_has_signed_it
     async def check_certificate(certificate: Any) -> None:
         raise BadSignature("the committee has not signed this plan")
 
-    context: Any = SimpleNamespace(
-        identity=SimpleNamespace(address="0x1"),
-        cache=SimpleNamespace(fetch_manifest=fetch_manifest),
-        committees=SimpleNamespace(check_certificate=check_certificate),
-    )
+    context: dict[str, Any] = dict.fromkeys(Verifier.__dataclass_fields__)
+    context["cache"] = SimpleNamespace(fetch_manifest=fetch_manifest)
+    context["committees"] = SimpleNamespace(check_certificate=check_certificate)
     request = SimpleNamespace(execution_id="0x2", model_id="0x3")
     plan = SimpleNamespace(plan=SimpleNamespace(request=request))
     order: Any = SimpleNamespace(certificate=plan, task=0, draw=None)
     with pytest.raises(BadSignature):
-        await Verifier(context).accept(order)
+        await Verifier(**context).accept(order)
     assert not asked

@@ -346,7 +346,7 @@ def make_presence(loaded_tasks: LoadedTasks, used: set[str]) -> Presence:
     return Presence(
         generate_identity(),
         cast(Any, None),
-        cast(Any, SimpleNamespace(list_used=lambda: used)),
+        cast(Any, SimpleNamespace(table=SimpleNamespace(list_used=lambda: used))),
         loaded_tasks,
         cast(Any, None),
         cast(Any, SimpleNamespace(trouble="")),

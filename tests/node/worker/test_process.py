@@ -259,7 +259,7 @@ async def test_f25_a_worker_is_given_the_time_that_its_longest_step_takes_here(
     loaded = await load(supervisor, tmp_path, make_sum(2))
     assert loaded["longest_s"] > 0
     assert supervisor.limit_s == tuning.RUN_FACTOR * loaded["longest_s"]
-    supervisor._longest_s[loaded["program"]] = HANG_S  # as a machine a million times slower
+    supervisor._loaded[loaded["program"]]["longest_s"] = HANG_S  # a slower machine
     supervisor._set_limit()
     assert values(await run(supervisor, 1, loaded["program"], [1, 2], [3, 4])) == [4, 6]
     await supervisor.unload(loaded["program"])

@@ -14,7 +14,6 @@ import pytest_asyncio
 from splitup.chain.abi import load_abi
 from splitup.chain.committee_reader import Committees, fetch_committee
 from splitup.chain.rpc import Rpc
-from splitup.client.market.plan_requests import Wanted
 from splitup.client.market.signed_request import make_request
 from splitup.core import limits, tuning
 from splitup.core.errors import Refused, Unavailable
@@ -23,7 +22,7 @@ from splitup.crypto.quorum import compute_execution_id, pack_words, unpack_word
 from splitup.devnet.anvil import derive_key
 from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
-from splitup.messages.plans import Plan
+from splitup.messages.plans import Plan, Request
 from splitup.messages.snapshots import ReachRequest
 from splitup.net.http import SignedClient
 from splitup.net.links import LinkAcceptor
@@ -178,7 +177,7 @@ async def check_share(network: Network) -> None:
     """A signed request below the network's share is refused, by the contract's rule."""
     identity = Identity.from_private_key(derive_key(MNEMONIC, 5))
     deployment, nonce = network.deployment, 2**40
-    wanted = Wanted(
+    request = Request(
         execution_id=compute_execution_id(
             deployment.chain_id, deployment.market, identity.address, nonce
         ),
@@ -190,10 +189,13 @@ async def check_share(network: Network) -> None:
         steps=STEPS,
         max_price_micro_usdc=10_000,
         deadline=(await network.client.fetch_head()).timestamp + 300,
+        snapshot_sequence=0,
+        snapshot_root=ZERO_BYTES32,
+        block_hash=ZERO_BYTES32,
         verify_bps=799,
-        task_count=len(MANIFEST.tasks),
+        nonce=nonce,
     )
-    signed = await make_request(network.client, identity, wanted, nonce, ZERO_BYTES32)
+    signed = await make_request(network.client, identity, request)
     with pytest.raises(Refused, match="least share is 800"):
         await network.http.post_json(api.SIGNED_REQUEST.url(network.endpoints[0]), signed)
 

@@ -38,8 +38,7 @@ from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.planning.validators import open_snapshot
 from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks
-from splitup.storage.log_patience import LogPatience
-from splitup.storage.log_store import LogWriter, open_logs, open_verification_logs
+from splitup.storage.log_store import LogPatience, LogWriter, open_logs, open_verification_logs
 from tests.builders import COMMON_CLASS, FOREIGN_CLASS, KERNELS, make_tolerant
 from tests.node.network import make_manifest
 from tests.oracle.gateway_network import Network, run_network

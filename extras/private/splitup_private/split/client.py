@@ -24,7 +24,7 @@ from splitup.client.text.generation import Token, encode_prompt, generate_tokens
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.config import find_cache_directory
 from splitup.core import limits
-from splitup.core.closing import Closing
+from splitup.core.background import Closing
 from splitup.core.codec import compute_digest
 from splitup.core.errors import (
     InvalidInput,

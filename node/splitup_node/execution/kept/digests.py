@@ -27,16 +27,6 @@ class Digests:
         for digest, tensor in zip(self._outputs, outputs, strict=True):
             digest.add(tensor)
 
-    def add_inputs(self, tensors: Sequence[bytes | memoryview]) -> None:
-        """Add one step's inputs, in order."""
-        for digest, data in zip(self._inputs, tensors, strict=True):
-            digest.add_tensor(data)
-
-    def add_outputs(self, tensors: Sequence[bytes | memoryview]) -> None:
-        """Add one step's outputs, in order."""
-        for digest, data in zip(self._outputs, tensors, strict=True):
-            digest.add_tensor(data)
-
     @property
     def steps(self) -> int:
         """Return how many steps were added."""

@@ -107,6 +107,11 @@ class Execution:
         """Return the deadline, seconds since the epoch."""
         return self.certificate.plan.request.deadline
 
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of its states on the device."""
+        return 0 if self.life.is_over else sum(part.state_bytes for part in self.parts.values())
+
     def add_part(self, task: int, session: int, send_from: int = 0) -> Part:
         """Begin to run a task; steps before ``send_from`` were sent by another node already."""
         outlets = self.routing.begin(task, send_from)
