@@ -63,7 +63,7 @@ MUTANTS: Final = (
     Mutant(
         "routes of many takeovers",
         "node/splitup_node/execution/kept/routing.py",
-        "                self._outlets[source][port].is_stale = True\n",
+        "                self.stale.setdefault(source, set()).add(port)\n",
         "                self._connect(self._outlets[source][port])\n",
         "tests/node/execution/kept/test_routing.py::"
         "test_s81_takeovers_do_not_have_the_graph_looked_through_for_each",

@@ -69,7 +69,9 @@ class Outputs:
         them.
         """
         part, now_ns = execution.parts[run.task], time.time_ns()
-        gates = execution.routing.find_gates(run.task)
+        if run.task in execution.routing.stale:
+            execution.routing.connect(run.task)
+        gates = execution.routing.gates[run.task]
         zeros = {port for port in gates if holds_zeros(outputs[port])} if gates else ()
         tensors = []
         for outlet, data in zip(part.outlets, outputs, strict=True):
@@ -117,7 +119,7 @@ class Outputs:
         before: bytes | asyncio.Future[bytes],
     ) -> None:
         """Send one step of an output to nodes, and to the client when it waits for it."""
-        execution.routing.find_gates(outlet.source[0])  # looks at who reads it now
+        execution.routing.connect(outlet.source[0])
         readers, is_result = outlet.route(entry.step, zeros)
         if not readers and not is_result:
             return
@@ -144,7 +146,7 @@ class Outputs:
         """
         routing = execution.routing
         for task in execution.parts:
-            routing.find_gates(task)  # looks at who reads it now
+            routing.connect(task)
         tasks = [port[0] for port, nodes in routing.routes.targets.items() if link.peer in nodes]
         if link.has_connected or not tasks or execution.life.ended_at_s:
             return
@@ -232,7 +234,7 @@ class Outputs:
         most = self._direct_bytes
         if execution.record.storing_bytes > most:
             return []
-        execution.routing.find_gates(outlet.source[0])
+        execution.routing.connect(outlet.source[0])
         readers, is_result = outlet.route(step, zeros)
         links = []
         for node, endpoint in readers:

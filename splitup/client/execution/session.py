@@ -183,7 +183,7 @@ class Session:
         Raises InvalidInput for inputs that do not fit or one step too many, ExecutionFailed when
         the execution has failed already.
         """
-        self._check_room(self._steps)
+        self._check_open(self._steps)
         tensors = check_inputs(self._specs, inputs)
         step = self._steps
         self._steps += 1
@@ -206,7 +206,7 @@ class Session:
         if not self._ended:
             if self._futures:
                 await asyncio.wait(list(self._futures.values()))
-            self._check_alive()
+            self._check_open()
             await self._inputs.drain()
             self.end()
             with contextlib.suppress(TimeoutError):
@@ -495,15 +495,12 @@ class Session:
             node=failure.node,
         )
 
-    def _check_alive(self) -> None:
+    def _check_open(self, submitted: int = 0) -> None:
+        """Raise unless it goes on, and one step more may be submitted after so many."""
         if self.failure is not None:
             raise self._error()
         if self._ended:
             raise InvalidInput(f"execution {self.execution_id} has ended; start another session")
-
-    def _check_room(self, submitted: int) -> None:
-        """Raise unless one step more may be submitted after so many."""
-        self._check_alive()
         if submitted >= self.plan.request.steps:
             raise InvalidInput(
                 f"execution {self.execution_id} paid for {self.plan.request.steps} steps and all "

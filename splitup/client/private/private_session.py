@@ -62,7 +62,7 @@ class PrivateSession(Session):
 
     def submit(self, inputs: Mapping[str, Array]) -> _Future:
         """Take one step of the model; like ``Session.submit``."""
-        self._check_room(self._submitted)
+        self._check_open(self._submitted)
         tensors = check_inputs(self._given_specs, inputs)
         self._submitted += 1
         result: _Future = asyncio.get_running_loop().create_future()

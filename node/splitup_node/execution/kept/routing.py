@@ -42,7 +42,6 @@ class Outlet:
     # gates: in a step in which all of these gates are zero, it needs no other output
     gates: tuple[tuple[str, frozenset[int]], ...] = ()
     new_readers: Readers = ()  # they took over a task, and may lack steps that others have
-    is_stale: bool = True  # who reads it is to be looked up
 
     def route(self, step: int, zeros: Collection[int] = ()) -> tuple[Readers, bool]:
         """Return which nodes get a step, and whether the client does.
@@ -74,7 +73,8 @@ class Routing:
         self._outlets: dict[int, tuple[Outlet, ...]] = {}  # by task
         self.routes: Routes = compute_routes(plan, manifest, node)
         # outputs that are gates, so that zeros leave others unsent; by task
-        self._gates: dict[int, frozenset[int]] = {}
+        self.gates: dict[int, frozenset[int]] = {}
+        self.stale: dict[int, set[int]] = {}  # outputs whose readers have changed, by task
         self._entries = {entry.node: entry for entry in plan.nodes}
         self.successors: set[str] = set()  # who reads an output of ours, or did
         self.takeovers: dict[int, bytes] = {}  # the client's frames, by task
@@ -116,12 +116,14 @@ class Routing:
             )
             for port in range(len(self._manifest.tasks[task].outputs))
         )
-        self.find_gates(task)
+        self.stale[task] = set(range(len(self._outlets[task])))
+        self.connect(task)
         return self._outlets[task]
 
     def end(self, task: int) -> None:
         """Note that another node runs a task from now on."""
         self._outlets.pop(task, None)
+        self.stale.pop(task, None)
 
     def renew(self, task: int, sealed: bytes = b"") -> None:
         """Note that a task was taken over; ``sealed`` is the client's frame, if it is known."""
@@ -132,22 +134,20 @@ class Routing:
         self.inlets.clear()
         for source, port in get_sources(self._manifest, task):
             if source in self._outlets:
-                self._outlets[source][port].is_stale = True
+                self.stale.setdefault(source, set()).add(port)
                 self.successors |= {executors[task]} - {self._node}
 
-    def find_gates(self, task: int) -> frozenset[int]:
-        """Return our task's outputs that are gates; look at who reads its outputs, if need be."""
-        stale = [outlet for outlet in self._outlets.get(task, ()) if outlet.is_stale]
-        for outlet in stale:
-            self._connect(outlet)
-        if stale:
-            self._gates[task] = self.routes.find_gates(task)
-        return self._gates[task]
+    def connect(self, task: int) -> None:
+        """Look up who reads a task's outputs, and which of them are gates, where that changed."""
+        if (stale := self.stale.pop(task, None)) is None:
+            return
+        for port in sorted(stale):
+            self._connect(self._outlets[task][port])
+        self.gates[task] = self.routes.find_gates(task)
 
     def _connect(self, outlet: Outlet) -> None:
         executors, port = self._executor_map.executors, outlet.source
         read_port(self.routes, self._manifest, self._node, executors, port)
-        outlet.is_stale = False
         outlet.readers = self.find_readers(self.routes.targets[port])
         outlet.gates = tuple(self.routes.gates[port].items())
         self.successors.update(self.routes.targets[port])

@@ -65,7 +65,7 @@ def test_s81_takeovers_do_not_have_the_graph_looked_through_for_each(
         executors.take(task, address(2 + (task + 1) % 3))
         routing.renew(task)
     assert not looked
-    routing.find_gates(0)
+    routing.connect(0)
     assert set(looked) == {(0, 0)} and len(looked) <= 3
 
 
@@ -86,7 +86,7 @@ def test_routes_after_takeovers_are_those_of_the_executors(seed: int) -> None:
         if node == NODE and not was_here:
             routing.begin(task, 0)
         for own in [task.index for task in routing.routes.tasks]:
-            routing.find_gates(own)
+            routing.connect(own)
         found = compute_routes(plan, manifest, NODE, executors.executors)
         assert routing.routes.specs.keys() == found.specs.keys()  # each named by one of its readers
         assert replace(routing.routes, specs={}) == replace(found, specs={})
