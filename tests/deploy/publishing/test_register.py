@@ -258,7 +258,7 @@ async def test_a_dry_run_and_inspect_show_the_id_of_the_registration(
     assert code == 0
     dry = json.loads(output.splitlines()[-1])
     code, output = await invoke("inspect", model, *flags)
-    assert (code, json.loads(output)["model_id"]) == (0, dry["model_id"])
+    assert (code, json.loads(output.splitlines()[-1])["model_id"]) == (0, dry["model_id"])
     code, output = await invoke(*arguments, "--config", str(home))
     done = json.loads(output.splitlines()[-1])
     assert (code, done["model_id"]) == (0, dry["model_id"])
