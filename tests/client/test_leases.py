@@ -697,3 +697,43 @@ async def test_work_that_nobody_waits_for_keeps_its_place_and_does_not_start() -
         caller.come(0.0, None)
         await first
         assert not caller.on_return and len(sessions.opened) == 1
+
+
+async def test_s87_who_needs_more_steps_than_can_be_paid_fails_alone() -> None:
+    async with make_pool(warm=0, steps=100) as (pool, sessions):
+        open_session, asked = sessions.session, []
+
+        def refuse_large(model: str, *, steps: int, **options: Any) -> Any:
+            asked.append(steps)
+            if steps > 100:
+                sessions.errors.append(ChainRejected("the balance is too small"))
+            return open_session(model, steps=steps, **options)
+
+        sessions.session = refuse_large  # type: ignore[method-assign]
+        with pytest.raises(Unavailable):
+            await use(pool, 5_000)
+        pool.check(BOB)
+        asking = [asyncio.create_task(use(pool, 5_000)) for _ in range(2)]
+        asking.insert(1, asyncio.create_task(use(pool, principal=BOB)))
+        done = await asyncio.gather(*asking, return_exceptions=True)
+        assert [type(one) for one in done] == [Unavailable, Lease, Unavailable]
+    assert sorted(asked) == [100, 5_000, 5_000, 5_000]
+
+
+async def test_s88_a_keys_long_texts_refuse_nobody_elses_short_ones(clock: SimpleNamespace) -> None:
+    go = asyncio.Event()
+    async with make_pool(warm=0, most=2) as (pool, _):
+        for _ in range(2):
+            left = asyncio.create_task(hold(pool, asyncio.Event()))
+            await settle(lambda: len(pool.lent) == 1)
+            clock.now += 100
+            left.cancel()
+            await asyncio.gather(left, return_exceptions=True)
+        running = asyncio.create_task(hold(pool, go))
+        await settle(lambda: len(pool.lent) == 1)
+        clock.now += 100
+        with pytest.raises(Throttled):
+            pool.check(ANN, Caller(60, came_at=clock.now))
+        pool.check(BOB, Caller(60, came_at=clock.now))  # a lease is free for it
+        go.set()
+        await running

@@ -602,6 +602,20 @@ MUTANTS: Final = (
         "tests/client/test_leases.py::test_s36_who_is_refused_often_makes_nobody_else_come_later",
     ),
     Mutant(
+        "steps of each lease",
+        "splitup/client/leases.py",
+        "return [*needs, *[self._options.steps] * missing][:missing]",
+        "return [max([self._options.steps, *(one.steps for one in self.waiting)])] * missing",
+        "tests/client/test_leases.py::test_s87_who_needs_more_steps_than_can_be_paid_fails_alone",
+    ),
+    Mutant(
+        "time of texts by key",
+        "splitup/client/leases.py",
+        "self._pace.estimate_hold(ages, principal)",
+        "self._pace.estimate_hold(ages)",
+        "tests/client/test_leases.py::test_s88_a_keys_long_texts_refuse_nobody_elses_short_ones",
+    ),
+    Mutant(
         "a charge that is closed once",
         "extras/gateway/splitup_gateway/api_keys.py",
         "connection.execute(_CHARGES.delete().where(this)).rowcount != 1",
