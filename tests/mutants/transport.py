@@ -616,6 +616,15 @@ MUTANTS: Final = (
         "tests/client/test_leases.py::test_s88_a_keys_long_texts_refuse_nobody_elses_short_ones",
     ),
     Mutant(
+        "period of a bond",
+        "deploy/splitup_deploy/network/settings.py",
+        "if self.bond_period_s <= longest:",
+        "if False:",
+        "tests/deploy/network/test_deployment.py::"
+        "test_s85_bonds_outlast_the_executions_that_former_members_sign_for",
+        is_quick=False,
+    ),
+    Mutant(
         "a charge that is closed once",
         "extras/gateway/splitup_gateway/api_keys.py",
         "connection.execute(_CHARGES.delete().where(this)).rowcount != 1",
