@@ -595,10 +595,10 @@ class LeasePool:
         """
         live = self._count_live()
         needs = [self._count_needed(one) for one in self._list_in_turn(self._list_present())]
-        asked = min(len(needs) - self._opening, self._options.most - live)
         for opening in self._openings:
             if not opening.is_stalled and opening.steps in needs:
                 needs.remove(opening.steps)
+        asked = min(len(needs), self._options.most - live)
         stalled = len(self._openings) - self._opening  # for nobody who waits, these are enough
         fresh = self._count_fresh(now) + stalled
         warm = min(self._options.warm - fresh, 2 * self._options.most - live)

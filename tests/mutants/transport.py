@@ -609,6 +609,14 @@ MUTANTS: Final = (
         "tests/client/test_leases.py::test_s87_who_needs_more_steps_than_can_be_paid_fails_alone",
     ),
     Mutant(
+        "lease of who has left",
+        "splitup/client/leases.py",
+        "asked = min(len(needs), self._options.most - live)",
+        "asked = min(len(self._list_present()) - self._opening, self._options.most - live)",
+        "tests/client/test_leases.py::test_s87_nobody_waits_for_the_large_lease_of_who_has_left",
+        is_quick=False,
+    ),
+    Mutant(
         "time of texts by key",
         "splitup/client/leases.py",
         "self._pace.estimate_hold(ages, principal)",
