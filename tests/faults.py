@@ -161,6 +161,10 @@ ROWS: Final = {
     "S82": "a thousand tasks taken over, for each of which a node asks the chain all the time",
     "S83": "probes in quick succession, whose answers take a node far longer than the probes",
     "S84": "strangers' keys, for each of which a gateway asks the chain at once",
+    "S85": "a member that requested the release of its bond before it became one",
+    "S86": "a node that names an operator which allows it no more",
+    "S87": "a request for more steps than can be paid, for which all leases were to be as large",
+    "S88": "an API key's long texts, by which requests of others count as too late",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -45,6 +45,13 @@ contract Bonds is IBonds, Ownable2Step {
 
     // ------------------------------------------------------------------------------ storage
 
+    /// @dev A requested release: from when on, and the latest committee configuration when it was requested. It is
+    /// void once its account is a member of a later one, whose votes can be reported for as long as of others.
+    struct Release {
+        uint64 time;
+        uint64 configuration;
+    }
+
     /// @notice The token: USDC.
     IERC20 public immutable usdc;
     /// @notice The committee whose members' signatures can be reported.
@@ -57,8 +64,7 @@ contract Bonds is IBonds, Ownable2Step {
     uint256 public forfeited;
     /// @inheritdoc IBonds
     mapping(address account => uint256) public bondOf;
-    /// @inheritdoc IBonds
-    mapping(address account => uint64) public releasableAt;
+    mapping(address account => Release) internal _releases;
     /// @dev Each offence is punished once per account, so a bond posted afterwards is safe from the same report.
     mapping(address account => mapping(bytes32 offence => bool)) internal _isPunished;
 
@@ -94,7 +100,7 @@ contract Bonds is IBonds, Ownable2Step {
         require(amount > 0, AmountMissing());
         uint256 bond = bondOf[msg.sender] + amount;
         bondOf[msg.sender] = bond;
-        releasableAt[msg.sender] = 0;
+        delete _releases[msg.sender];
         emit BondPosted(msg.sender, amount, bond);
         usdc.safeTransferFrom(msg.sender, address(this), amount);
     }
@@ -104,22 +110,34 @@ contract Bonds is IBonds, Ownable2Step {
         require(bondOf[msg.sender] > 0, BondMissing(msg.sender));
         _requireNotMember(msg.sender);
         uint64 time = SafeCast.toUint64(block.timestamp) + releasePeriod;
-        releasableAt[msg.sender] = time;
+        _releases[msg.sender] = Release(time, _latestConfiguration());
         emit ReleaseRequested(msg.sender, time);
     }
 
     /// @inheritdoc IBonds
     function release() external {
-        uint64 time = releasableAt[msg.sender];
+        _requireNotMember(msg.sender);
+        uint64 time = releasableAt(msg.sender);
         require(time != 0, ReleaseNotRequested(msg.sender));
         require(block.timestamp >= time, StillBonded(msg.sender, time));
-        _requireNotMember(msg.sender);
         uint256 bond = bondOf[msg.sender];
         require(bond > 0, BondMissing(msg.sender));
         bondOf[msg.sender] = 0;
-        releasableAt[msg.sender] = 0;
+        delete _releases[msg.sender];
         emit BondReleased(msg.sender, bond);
         usdc.safeTransfer(msg.sender, bond);
+    }
+
+    /// @inheritdoc IBonds
+    /// @dev One call for each set of members since the request, which its account can make anew.
+    function releasableAt(address account) public view returns (uint64) {
+        Release storage requested = _releases[account];
+        if (requested.time == 0) return 0;
+        uint64 latest = _latestConfiguration();
+        for (uint64 later = requested.configuration + 1; later <= latest; ++later) {
+            if (committee.isMemberOf(later, account)) return 0;
+        }
+        return requested.time;
     }
 
     // ------------------------------------------------------------------------------ reports
@@ -359,6 +377,12 @@ contract Bonds is IBonds, Ownable2Step {
     }
 
     // ------------------------------------------------------------------------------ internal
+
+    /// @dev The announced configuration, or the current one if there is none.
+    function _latestConfiguration() internal view returns (uint64) {
+        uint64 next = committee.nextConfiguration();
+        return next == 0 ? committee.configuration() : next;
+    }
 
     function _requireNotMember(address account) internal view {
         bool announced = committee.isMemberOf(committee.nextConfiguration(), account);

@@ -123,6 +123,10 @@ contract NodeRegistry is INodeRegistry, Ownable2Step {
     function allowNode(address account, bool allowed) external {
         isAllowed[msg.sender][account] = allowed;
         emit NodeAllowed(msg.sender, account, allowed);
+        Node storage node = _nodes[account];
+        if (allowed || node.operator != msg.sender) return;
+        node.operator = account;
+        emit OperatorChanged(account, account);
     }
 
     /// @inheritdoc INodeRegistry

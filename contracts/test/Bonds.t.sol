@@ -59,6 +59,35 @@ contract BondsTest is BondsBase {
         bonds.release();
     }
 
+    function test_s85_a_release_that_was_requested_before_a_membership_is_void() public {
+        confirmKey(blsKey(GROUP_SECRET), 3);
+        address member = vm.addr(0xA5);
+        uint256 former = memberKeys[3];
+        post(member, BOND);
+        vm.prank(member);
+        bonds.requestRelease();
+        memberKeys[3] = 0xA5;
+        sortMemberKeys();
+        committee.resetMembers(makeMembers());
+        vm.warp(block.timestamp + 15 days);
+        for (uint256 i; i < memberKeys.length; ++i) {
+            if (memberKeys[i] == 0xA5) memberKeys[i] = former;
+        }
+        sortMemberKeys();
+        committee.resetMembers(makeMembers());
+
+        assertEq(bonds.releasableAt(member), 0);
+        vm.expectRevert(abi.encodeWithSelector(IBonds.ReleaseNotRequested.selector, member));
+        vm.prank(member);
+        bonds.release(); // what it signed as a member can still be reported
+        vm.prank(member);
+        bonds.requestRelease();
+        vm.warp(block.timestamp + 14 days);
+        vm.prank(member);
+        bonds.release();
+        assertEq(usdc.balanceOf(member), BOND);
+    }
+
     function test_zero_amounts_and_missing_bonds_are_refused() public {
         vm.expectRevert(abi.encodeWithSelector(IBonds.AmountMissing.selector));
         bonds.post(0);

@@ -313,6 +313,19 @@ contract NodeRegistryTest is Base {
         require(nodes.nodeOf(node[0]).operator == node[0]);
     }
 
+    function test_s86_an_operator_that_withdraws_its_permission_loses_the_node() public {
+        vm.prank(client);
+        nodes.allowNode(node[0], true);
+        vm.prank(node[0]);
+        nodes.setOperator(client);
+        vm.prank(node[1]);
+        nodes.allowNode(node[0], false); // of another one: nothing changes
+        require(nodes.nodeOf(node[0]).operator == client);
+        vm.prank(client);
+        nodes.allowNode(node[0], false);
+        require(nodes.nodeOf(node[0]).operator == node[0]);
+    }
+
     function test_a24_registering_anothers_key_first_gains_nothing() public {
         bytes32 key = keccak256("the victim's key");
         usdc.mint(client, NODE_STAKE);

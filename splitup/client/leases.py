@@ -152,6 +152,7 @@ class _Opening:
     """A lease that is being opened; ``is_stalled`` once it takes much longer than it should."""
 
     since: float
+    steps: int
     task: asyncio.Task[None] | None = None
     is_stalled: bool = False
 
@@ -291,9 +292,10 @@ class LeasePool:
     def _estimate(self, place: int, principal: str) -> tuple[float, float]:
         """Return when the one at a place of the queue gets a lease, and how long it holds it."""
         at_once = self._pace.get_at_once(principal)
-        hold = self._pace.estimate_hold(_now() - one.lent_at for one in self.lent)
+        ages = [(one.principal, _now() - one.lent_at) for one in self.lent]
         ahead = place - max(at_once - len(self.lent), 0)
-        return max(ahead + 1, 0) * hold / at_once, hold
+        wait = max(ahead + 1, 0) * self._pace.estimate_hold(ages) / at_once
+        return wait, self._pace.estimate_hold(ages, principal)
 
     def _check_turn(self, principal: str, caller: Caller) -> None:
         """Raise Throttled for a caller whose turn would come too late, or for whom is no place."""
@@ -412,12 +414,11 @@ class LeasePool:
         if self._is_stuck and self._looking is None:
             self._looking = self._background.start(self._look(), f"a look at model {self._model}")
         if self._is_open and now >= self._retry_at:
-            for _ in range(self._count_missing(now)):
-                opening = _Opening(now)
+            for steps in self._list_missing(now):
+                opening = _Opening(now, steps)
                 self._openings.add(opening)
-                steps = max([self._options.steps, *(one.steps for one in self.waiting)])
                 name = f"a new lease of model {self._model}"
-                opening.task = self._background.start(self._open(steps, opening), name)
+                opening.task = self._background.start(self._open(opening), name)
         self._set_timer(now)
 
     @property
@@ -587,17 +588,26 @@ class LeasePool:
             if is_unused or is_in_the_way:
                 self._retire(lease)
 
-    def _count_missing(self, now: float) -> int:
-        """Return how many leases to open.
+    def _list_missing(self, now: float) -> list[int]:
+        """Return the steps of each lease to open: of who waits, in turn, as many as it needs.
 
         Whoever still waits fits into no idle lease. A worn lease may be replaced beyond ``most``.
         """
         live = self._count_live()
-        asked = min(len(self._list_present()) - self._opening, self._options.most - live)
+        needs = [self._count_needed(one) for one in self._list_in_turn(self._list_present())]
+        for opening in self._openings:
+            if not opening.is_stalled and opening.steps in needs:
+                needs.remove(opening.steps)
+        asked = min(len(needs), self._options.most - live)
         stalled = len(self._openings) - self._opening  # for nobody who waits, these are enough
         fresh = self._count_fresh(now) + stalled
         warm = min(self._options.warm - fresh, 2 * self._options.most - live)
-        return max(asked, warm, 0)
+        missing = max(asked, warm, 0)
+        return [*needs, *[self._options.steps] * missing][:missing]
+
+    def _count_needed(self, waiter: _Waiter) -> int:
+        """Return the steps of a lease that is opened for a request."""
+        return max(self._options.steps, waiter.steps)
 
     def _set_timer(self, now: float) -> None:
         """Look again when an idle lease is worn, used up or unused, or the next attempt is due."""
@@ -617,13 +627,13 @@ class LeasePool:
 
     # ---- opening and ending --------------------------------------------------------------------
 
-    async def _open(self, steps: int, opening: _Opening) -> None:
+    async def _open(self, opening: _Opening) -> None:
         stack = AsyncExitStack()
         try:
             session = await stack.enter_async_context(
                 self._net.session(
                     self._model,
-                    steps=steps,
+                    steps=opening.steps,
                     deadline_s=self._options.seconds,
                     verify=self._options.verify,
                     on_failure=partial(self._note_failure, opening),
@@ -646,7 +656,10 @@ class LeasePool:
         self._adjust()
 
     def _note_failure(self, opening: _Opening, error: SplitUpError) -> None:
-        """Tell who waits that a lease does not open; its refund may be minutes away."""
+        """Tell who waits that a lease does not open; its refund may be minutes away.
+
+        One of more steps than usual says nothing about others: it is told to who needs it.
+        """
         _log.warning("no lease of model %s: %s", self._model, error)
         if opening not in self._openings:
             return
@@ -655,10 +668,16 @@ class LeasePool:
         told = error
         if isinstance(error, InvalidInput | ChainRejected | ExecutionFailed):
             told = Unavailable(f"{self._model} cannot be run now; the server's log says why")
-        self._failure = _now(), told
-        self._retry_at = _now() + RETRY_S
-        if self.waiting:
-            self.waiting.popleft().lease.set_exception(told)
+        self._forget_cancelled()
+        meant = (one for one in self.waiting if self._count_needed(one) == opening.steps)
+        first = next(meant, None)
+        if opening.steps == self._options.steps:
+            self._failure = _now(), told
+            self._retry_at = _now() + RETRY_S
+            first = first or next(iter(self.waiting), None)
+        if first is not None:
+            self.waiting.remove(first)
+            first.lease.set_exception(told)
         self._adjust()
 
     def _retire(self, lease: Lease) -> None:

@@ -50,7 +50,7 @@ class HoldTimes:
 
     most: int
     _fitting: dict[str, float] = field(default_factory=dict)  # by principal, where below ``most``
-    _holds: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=MEASURED))
+    _holds: deque[tuple[str, float, bool]] = field(default_factory=lambda: deque(maxlen=MEASURED))
     _due: dict[str, deque[float]] = field(default_factory=dict)  # when who was refused comes back
 
     def get_at_once(self, principal: str) -> int:
@@ -62,7 +62,7 @@ class HoldTimes:
 
         ``at_once`` requests of the principal ran when it ended.
         """
-        self._holds.append((seconds, is_served))
+        self._holds.append((principal, seconds, is_served))
         fitting = self._fitting.pop(principal, float(self.most))
         if is_served:
             fitting += 1 / fitting
@@ -71,15 +71,19 @@ class HoldTimes:
         if fitting < self.most:
             self._fitting[principal] = fitting
 
-    def estimate_hold(self, running: Iterable[float]) -> float:
+    def estimate_hold(
+        self, running: Iterable[tuple[str | None, float]], principal: str | None = None
+    ) -> float:
         """Return the seconds that a request holds a lease; 0 while nothing is known.
 
-        ``running`` says how long those that hold one have had it: no request is expected to be
-        faster than they were so far.
+        With a ``principal``, until one of its requests is served: others' say nothing about that.
+        ``running`` says whose requests hold one, and how long they have had it: none is expected to
+        be faster than they were so far.
         """
-        served = sum(is_served for _, is_served in self._holds)
-        measured = sum(seconds for seconds, _ in self._holds) / max(served, 1)
-        ages = list(running)
+        uses = [use for use in self._holds if principal in (None, use[0])]
+        count = sum(is_served or principal is None for *_, is_served in uses)
+        measured = sum(seconds for _, seconds, _ in uses) / max(count, 1)
+        ages = [age for who, age in running if principal in (None, who)]
         return max(measured, sum(ages) / len(ages) if ages else 0.0)
 
     def book(self, principal: str, now: float, wait_s: float, every_s: float) -> int:

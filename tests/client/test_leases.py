@@ -86,8 +86,10 @@ async def settle(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def make_pool(**options: Any) -> AsyncIterator[tuple[LeasePool, Sessions]]:
-    sessions = Sessions()
+async def make_pool(
+    sessions: Sessions | None = None, **options: Any
+) -> AsyncIterator[tuple[LeasePool, Sessions]]:
+    sessions = sessions or Sessions()
     pool = LeasePool(sessions, "model", LeaseOptions(**options))  # type: ignore[arg-type]
     pool.open()
     try:
@@ -697,3 +699,63 @@ async def test_work_that_nobody_waits_for_keeps_its_place_and_does_not_start() -
         caller.come(0.0, None)
         await first
         assert not caller.on_return and len(sessions.opened) == 1
+
+
+class SmallBalance(Sessions):
+    """Opens no session of more than 100 steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def session(self, model: str, *, steps: int, **options: Any) -> Any:
+        self.asked.append(steps)
+        if steps > 100:
+            self.errors.append(ChainRejected("the balance is too small"))
+        return super().session(model, steps=steps, **options)
+
+
+async def test_s87_who_needs_more_steps_than_can_be_paid_fails_alone() -> None:
+    sessions = SmallBalance()
+    async with make_pool(sessions, warm=0, steps=100) as (pool, _):
+        with pytest.raises(Unavailable):
+            await use(pool, 5_000)
+        pool.check(BOB)
+        asking = [asyncio.create_task(use(pool, 5_000)) for _ in range(2)]
+        asking.insert(1, asyncio.create_task(use(pool, principal=BOB)))
+        done = await asyncio.gather(*asking, return_exceptions=True)
+        assert [type(one) for one in done] == [Unavailable, Lease, Unavailable]
+    assert sorted(sessions.asked) == [100, 5_000, 5_000, 5_000]
+
+
+async def test_s87_nobody_waits_for_the_large_lease_of_who_has_left() -> None:
+    sessions = SmallBalance()
+    async with make_pool(sessions, warm=0, steps=100) as (pool, _):
+        sessions.gate.clear()
+        large = asyncio.create_task(use(pool, 5_000))
+        await settle(lambda: sessions.asked == [5_000])
+        large.cancel()
+        await asyncio.gather(large, return_exceptions=True)
+        other = asyncio.create_task(use(pool, principal=BOB))
+        await settle(lambda: sessions.asked == [5_000, 100])
+        sessions.gate.set()
+        await other
+
+
+async def test_s88_a_keys_long_texts_refuse_nobody_elses_short_ones(clock: SimpleNamespace) -> None:
+    go = asyncio.Event()
+    async with make_pool(warm=0, most=2) as (pool, _):
+        for _ in range(2):
+            left = asyncio.create_task(hold(pool, asyncio.Event()))
+            await settle(lambda: len(pool.lent) == 1)
+            clock.now += 100
+            left.cancel()
+            await asyncio.gather(left, return_exceptions=True)
+        running = asyncio.create_task(hold(pool, go))
+        await settle(lambda: len(pool.lent) == 1)
+        clock.now += 100
+        with pytest.raises(Throttled):
+            pool.check(ANN, Caller(60, came_at=clock.now))
+        pool.check(BOB, Caller(60, came_at=clock.now))  # a lease is free for it
+        go.set()
+        await running

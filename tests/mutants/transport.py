@@ -602,6 +602,37 @@ MUTANTS: Final = (
         "tests/client/test_leases.py::test_s36_who_is_refused_often_makes_nobody_else_come_later",
     ),
     Mutant(
+        "steps of each lease",
+        "splitup/client/leases.py",
+        "return [*needs, *[self._options.steps] * missing][:missing]",
+        "return [max([self._options.steps, *(one.steps for one in self.waiting)])] * missing",
+        "tests/client/test_leases.py::test_s87_who_needs_more_steps_than_can_be_paid_fails_alone",
+    ),
+    Mutant(
+        "lease of who has left",
+        "splitup/client/leases.py",
+        "asked = min(len(needs), self._options.most - live)",
+        "asked = min(len(self._list_present()) - self._opening, self._options.most - live)",
+        "tests/client/test_leases.py::test_s87_nobody_waits_for_the_large_lease_of_who_has_left",
+        is_quick=False,
+    ),
+    Mutant(
+        "time of texts by key",
+        "splitup/client/leases.py",
+        "self._pace.estimate_hold(ages, principal)",
+        "self._pace.estimate_hold(ages)",
+        "tests/client/test_leases.py::test_s88_a_keys_long_texts_refuse_nobody_elses_short_ones",
+    ),
+    Mutant(
+        "period of a bond",
+        "deploy/splitup_deploy/network/settings.py",
+        "if self.bond_period_s <= longest:",
+        "if False:",
+        "tests/deploy/network/test_deployment.py::"
+        "test_s85_bonds_outlast_the_executions_that_former_members_sign_for",
+        is_quick=False,
+    ),
+    Mutant(
         "a charge that is closed once",
         "extras/gateway/splitup_gateway/api_keys.py",
         "connection.execute(_CHARGES.delete().where(this)).rowcount != 1",

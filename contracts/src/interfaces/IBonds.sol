@@ -97,7 +97,7 @@ interface IBonds {
     error BondMissing(address account);
     /// @notice `account` is a member of the current or of the announced committee, and must keep its bond.
     error MemberBonded(address account);
-    /// @notice `account` has not called `requestRelease`.
+    /// @notice `account` has not called `requestRelease`, or was a member of the committee since.
     error ReleaseNotRequested(address account);
     /// @notice The bond cannot be released before block time `releasableAt`.
     error StillBonded(address account, uint64 releasableAt);
@@ -148,7 +148,7 @@ interface IBonds {
     function post(uint256 amount) external;
 
     /// @notice Starts the period after which the caller can release its bond. Reverts for members of the current and
-    /// of the announced committee.
+    /// of the announced committee; who becomes one later has to request it again.
     function requestRelease() external;
 
     /// @notice Pays out the caller's bond after the release period. Reverts for members of the current and of the
@@ -159,7 +159,8 @@ interface IBonds {
     /// @param account Any account.
     function bondOf(address account) external view returns (uint256);
 
-    /// @notice Returns the block time from which an account can release its bond; 0 if no release is requested.
+    /// @notice Returns the block time from which an account can release its bond; 0 if no release is requested since
+    /// it was last announced as a member of the committee.
     /// @param account Any account.
     function releasableAt(address account) external view returns (uint64);
 

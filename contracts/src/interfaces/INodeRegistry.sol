@@ -146,7 +146,8 @@ interface INodeRegistry {
     function setOperator(address operator) external;
 
     /// @notice Allows a node to name the caller as its operator, or withdraws that permission. Without it a node
-    /// could name an honest operator, whose nodes would then not verify it.
+    /// could name an honest operator, whose nodes would then not verify it. A node that named the caller becomes its
+    /// own operator again.
     /// @param account The node's account.
     /// @param allowed Whether the node may name the caller.
     function allowNode(address account, bool allowed) external;

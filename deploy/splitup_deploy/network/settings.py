@@ -121,6 +121,16 @@ class NetworkSettings(BaseModel):
             raise ValueError(f"{len(self.members)} members are listed; list 4, 7, 10 … 31")
         return self
 
+    @model_validator(mode="after")
+    def _check_bond_period(self) -> Self:
+        longest = self.market.max_deadline_s + self.market.settlement_grace_s
+        if self.bond_period_s <= longest:
+            raise ValueError(
+                f"bond_period_s is {self.bond_period_s}, and a former member signs for executions "
+                f"that last up to {longest} s; make it longer, or max_deadline_s shorter"
+            )
+        return self
+
     @property
     def path(self) -> Path:
         """The file that this was read from."""

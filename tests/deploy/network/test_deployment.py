@@ -151,6 +151,15 @@ async def test_unsafe_parameters_are_refused_before_anything_is_sent(owner: Owne
     assert await owner.count_transactions() == 0
 
 
+async def test_s85_bonds_outlast_the_executions_that_former_members_sign_for(owner: Owner) -> None:
+    longest = 86_400 + 3_600
+    owner.write(bond_period_s=longest + 1)
+    with pytest.raises(ConfigurationError, match=f"a former member signs .* up to {longest} s"):
+        owner.write(bond_period_s=longest)
+    with pytest.raises(ConfigurationError, match="make it longer, or max_deadline_s shorter"):
+        owner.write(market="max_deadline_s = 1_209_600")
+
+
 def break_off(patch: pytest.MonkeyPatch, place: int) -> None:
     """End the work as a killed process does: before the n-th sending if odd, after it if even."""
     request, sent = Rpc.request, 0
@@ -258,7 +267,7 @@ async def test_the_chain_follows_the_file(owner: Owner, rpc_url: str) -> None:
 async def test_what_cannot_be_changed_is_refused_by_name(owner: Owner) -> None:
     await owner.deploy(owner.write())
     with pytest.raises(ChainRejected, match=r"bonds: it was made with releasePeriod = 1209600"):
-        await owner.deploy(owner.write(bond_period_s=86_400))
+        await owner.deploy(owner.write(bond_period_s=13 * 86_400))
     found = await verify_network(owner.write(confirmations=3))
     assert len(found) == 1 and found[0].startswith("confirmations:")
     settings = owner.write()
