@@ -1,80 +1,17 @@
-"""The addresses of SplitUp's contracts on one chain, and their deployment."""
+"""The deployment of SplitUp's contracts, and what they are told when they are made."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Self
-
-from pydantic import ValidationError
+from typing import Any
 
 from splitup.chain.abi import CONTRACTS, ContractName, load_abi
 from splitup.chain.rpc import Rpc
 from splitup.chain.sender import Sender, Submitted
 from splitup.core import tuning
-from splitup.core.errors import ChainUnavailable, ConfigurationError
-from splitup.messages.network import DeployedContracts
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """One chain, named by id and genesis block, and the contracts on it (lower-case addresses).
-
-    ``confirmations`` is how many blocks the members wait before they believe what they read. It is
-    here because all of them derive from it how long complaints count. No event of the contracts is
-    in a block before ``first_block``.
-    """
-
-    chain_id: int
-    genesis_hash: str
-    usdc: str
-    committee: str
-    bonds: str
-    nodes: str
-    models: str
-    market: str
-    confirmations: int = 0
-    first_block: int = 0
-
-    def get_address(self, contract: ContractName) -> str:
-        """Return a contract's address by its short name."""
-        address: str = getattr(self, contract)
-        return address
-
-    def save(self, path: Path) -> None:
-        """Write the deployment as JSON, whole or not at all."""
-        temporary = path.with_name(path.name + ".new")
-        temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", "utf-8")
-        temporary.replace(path)
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a deployment; raise ConfigurationError when it is missing or damaged."""
-        try:
-            contracts = DeployedContracts.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise ConfigurationError(
-                f"the deployment file {path} cannot be read ({error.strerror}); "
-                "start a network with: splitup up"
-            ) from None
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ConfigurationError(
-                f"the deployment file {path} is damaged: {'.'.join(map(str, first['loc']))}: "
-                f"{first['msg']}; get it again from the operator of the network"
-            ) from None
-        return cls.from_message(contracts)
-
-    @classmethod
-    def from_message(cls, contracts: DeployedContracts) -> Self:
-        """Return the deployment that a message names."""
-        return cls(**contracts.model_dump())
-
-    def to_message(self) -> DeployedContracts:
-        """Return the deployment as a message."""
-        return DeployedContracts(**asdict(self))
+from splitup.core.errors import ChainUnavailable
+from splitup.messages.network import Deployment
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +114,8 @@ async def deploy(
         data = load_abi("nodes").encode_call("setMarket", (addresses["market"],))
         await sender.wait(await sender.submit("nodes.setMarket", addresses["nodes"], data))
         return Deployment(
-            chain_id,
-            genesis["hash"],
+            chain_id=chain_id,
+            genesis_hash=genesis["hash"],
             **addresses,
             confirmations=confirmations,
             first_block=first_block,

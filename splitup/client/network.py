@@ -26,7 +26,6 @@ import numpy as np
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
-from splitup.chain.deployment import Deployment
 from splitup.chain.market import fetch_economics
 from splitup.client import defaults
 from splitup.client.execution.opening import (
@@ -92,6 +91,7 @@ from splitup.decode.speculation.lookahead import LookaheadOptions
 from splitup.decode.step import Decoder
 from splitup.decode.stop import StopFilter
 from splitup.graph.manifest import Manifest, Port
+from splitup.messages.network import Deployment
 from splitup.messages.snapshots import ModelHolders, Snapshot
 from splitup.messages.verification import Evidence
 from splitup.net.http import SignedClient

@@ -5,14 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from splitup.chain.deployment import Deployment, MarketParameters, deploy
+from splitup.chain.abi import CONTRACTS
+from splitup.chain.deployment import MarketParameters, deploy
 from splitup.core import limits
 from splitup.core.errors import ChainRejected, ConfigurationError
 from splitup.devnet.anvil import derive_key
+from splitup.messages.network import Deployment
 from tests.chain.conftest import MNEMONIC
 
 DEPLOYMENT = Deployment(
-    31_337, "0x" + "ab" * 32, *("0x" + f"{index:02x}" * 20 for index in range(1, 7))
+    chain_id=31_337,
+    genesis_hash="0x" + "ab" * 32,
+    **{name: "0x" + f"{index:02x}" * 20 for index, name in enumerate(CONTRACTS, start=1)},
 )
 
 

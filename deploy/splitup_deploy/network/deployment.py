@@ -18,13 +18,14 @@ from splitup.chain.creation import (
     find_creation,
     wait_for_pool,
 )
-from splitup.chain.deployment import Deployment, compute_address, encode_creation
+from splitup.chain.deployment import compute_address, encode_creation
 from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.chain.sender import Sender, fetch_fees
 from splitup.core import tuning
 from splitup.core.errors import ChainRejected, ChainUnavailable, ConfigurationError
 from splitup.crypto.keys import Identity
+from splitup.messages.network import Deployment
 from splitup_deploy.network.comparison import (
     OWNED,
     ContractCall,
@@ -257,8 +258,8 @@ def _make_deployment(
     record: CreationRecord, addresses: dict[ContractName, str], settings: NetworkSettings
 ) -> Deployment:
     return Deployment(
-        record.chain_id,
-        record.genesis_hash,
+        chain_id=record.chain_id,
+        genesis_hash=record.genesis_hash,
         **addresses,
         confirmations=settings.confirmations,
         first_block=record.first_block,

@@ -148,9 +148,9 @@ async def bond(
     """
     from splitup.chain.bonds import post_bond
     from splitup.chain.client import Chain
-    from splitup.chain.deployment import Deployment
     from splitup.client.inputs import format_usdc, parse_usdc
     from splitup.crypto.keystore import load_identity
+    from splitup.messages.network import Deployment
     from splitup_oracle.config import OracleConfig
 
     added = parse_usdc(amount, name="--amount")

@@ -18,10 +18,10 @@ from sqlalchemy import event as sql_events
 from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql, sqlite
 
-from splitup.chain.deployment import Deployment
 from splitup.chain.event_stream import BlockId, ChainEvent
 from splitup.chain.mentions import find_mentions, name_subject
 from splitup.core.errors import ConfigurationError, Unavailable
+from splitup.messages.network import Deployment
 from splitup.storage.private_files import open_database
 
 _SCHEMA: Final = 2  # another number in the database: it is filled again from block 0
