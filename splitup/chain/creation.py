@@ -17,10 +17,12 @@ from pydantic import Field
 from splitup.chain.abi import CONTRACTS, ContractName, load_abi
 from splitup.chain.deployment import Terms, compute_address, encode_creation
 from splitup.chain.rpc import Rpc
-from splitup.chain.sender import ReservedNonce, Sender
+from splitup.chain.sender import ReservedNonce, Sender, Submitted
 from splitup.core import tuning
 from splitup.core.errors import ChainRejected, ChainUnavailable
+from splitup.crypto.keys import Identity
 from splitup.messages.base import AddressField, Bytes32Field, Message
+from splitup.messages.network import Deployment
 
 # What a constructor fixes for ever; owner, period of unbonding and parameters can be changed later.
 _FIXED: Final[Mapping[str, ContractName]] = {
@@ -55,6 +57,33 @@ class CreationRecord(Message):
     first_block: Annotated[int, Field(ge=0)] = 0  # the head when the first one was to be made
     contracts: dict[ContractName, CreationEntry] = Field(default_factory=dict)
 
+    @classmethod
+    async def start(cls, rpc: Rpc, creator: str) -> Self:
+        """Return the record of an account that has made nothing yet."""
+        chain_id, genesis, head = await asyncio.gather(
+            rpc.request("eth_chainId"),
+            rpc.request("eth_getBlockByNumber", "0x0", False),
+            rpc.request("eth_blockNumber"),
+        )
+        return cls(
+            chain_id=int(chain_id, 16),
+            genesis_hash=genesis["hash"],
+            creator=creator,
+            first_block=int(head, 16),
+        )
+
+    def make_deployment(
+        self, addresses: dict[ContractName, str], confirmations: int = 0
+    ) -> Deployment:
+        """Return the deployment of contracts that were made at these addresses."""
+        return Deployment(
+            chain_id=self.chain_id,
+            genesis_hash=self.genesis_hash,
+            **addresses,
+            confirmations=confirmations,
+            first_block=self.first_block,
+        )
+
     def with_entry(self, contract: ContractName, entry: CreationEntry | None) -> Self:
         """Return the record with another entry of one contract, or without it."""
         contracts = {name: old for name, old in self.contracts.items() if name != contract}
@@ -63,22 +92,46 @@ class CreationRecord(Message):
         return self.model_copy(update={"contracts": contracts})
 
 
+async def deploy(
+    rpc_url: str, private_key: bytes, terms: Terms | None = None, *, usdc: str | None = None
+) -> Deployment:
+    """Deploy the contracts on a chain for development, owned by the key's account; two blocks.
+
+    Without ``usdc`` a worthless test token is deployed, too. Needs an endpoint that simulates on
+    pending transactions; ``splitup_deploy.network`` needs none, and can be repeated. Raises
+    ChainRejected, for instance for unsafe parameters, and ChainUnavailable.
+    """
+    async with Rpc(rpc_url) as rpc:
+        record = await CreationRecord.start(rpc, Identity.from_private_key(private_key).address)
+        ceiling = tuning.FEE_CEILING_WEI
+        sender = Sender(rpc, record.chain_id, private_key, fee_ceiling_wei=ceiling)
+        addresses = await create_contracts(
+            rpc, sender, record, terms or Terms(), usdc=usdc, at_once=True
+        )
+        data = load_abi("nodes").encode_call("setMarket", (addresses["market"],))
+        await sender.wait(await sender.submit("nodes.setMarket", addresses["nodes"], data))
+        return record.make_deployment(addresses)
+
+
 async def create_contracts(
     rpc: Rpc,
     sender: Sender,
     record: CreationRecord,
     terms: Terms,
-    save: Callable[[CreationRecord], None],
-    say: Callable[[str], None],
+    save: Callable[[CreationRecord], None] = lambda record: None,
+    say: Callable[[str], None] = lambda text: None,
     *,
     usdc: str | None,
+    at_once: bool = False,
 ) -> dict[ContractName, str]:
     """Make what the record does not show as made; return all addresses.
 
     ``save`` must put the record on disk before it returns. Without ``usdc`` a worthless test token
-    is made. Raises ChainRejected, and ChainUnavailable, after which it can be repeated.
+    is made. ``at_once``: without waiting for a block in between. Raises ChainRejected, and
+    ChainUnavailable, after which it can be repeated.
     """
-    addresses: dict[ContractName, str] = {} if usdc is None else {"usdc": usdc}
+    addresses: dict[ContractName, str] = {} if usdc is None else {"usdc": usdc.lower()}
+    sent: list[Submitted] = []
     for contract in CONTRACTS:
         if contract in addresses:
             continue
@@ -96,22 +149,28 @@ async def create_contracts(
         if entry is None:
             entry = CreationEntry(nonce=await sender.fetch_next_nonce())
         data = encode_creation(contract, sender.address, addresses, terms)
-        record, gas = await _create(
+        record, submitted = await _send(
             sender, contract, data, record.with_entry(contract, entry), save
         )
         addresses[contract] = compute_address(record.creator, entry.nonce)
+        if at_once:
+            sent.append(submitted)
+            continue
+        gas = int((await sender.wait(submitted))["gasUsed"], 16)
         say(f"{contract} is at {addresses[contract]} ({gas:,} gas)")
+    for submitted in sent:
+        await sender.wait(submitted)
     return addresses
 
 
-async def _create(
+async def _send(
     sender: Sender,
     contract: ContractName,
     data: str,
     record: CreationRecord,
     save: Callable[[CreationRecord], None],
-) -> tuple[CreationRecord, int]:
-    """Send the transaction of a contract's entry; return the new record and the gas it took."""
+) -> tuple[CreationRecord, Submitted]:
+    """Send the transaction of a contract's entry; return the new record and what was sent."""
     entry = record.contracts[contract]
 
     def save_hashes() -> None:
@@ -122,8 +181,7 @@ async def _create(
 
     reserved = ReservedNonce(entry.nonce, list(entry.hashes), save_hashes)
     submitted = await sender.submit(f"deploying {contract}", None, data, reserved)
-    receipt = await sender.wait(submitted)
-    return record, int(receipt["gasUsed"], 16)
+    return record, submitted
 
 
 async def find_creation(rpc: Rpc, entry: CreationEntry) -> Creation | None:

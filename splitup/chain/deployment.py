@@ -1,4 +1,4 @@
-"""The deployment of SplitUp's contracts, and what they are told when they are made."""
+"""What SplitUp's contracts are told when they are made, and the address that each gets."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from splitup.chain.abi import CONTRACTS, ContractName, load_abi
-from splitup.chain.rpc import Rpc
-from splitup.chain.sender import Sender, Submitted
-from splitup.core import tuning
-from splitup.core.errors import ChainUnavailable
-from splitup.messages.network import Deployment
+from splitup.chain.abi import ContractName, load_abi
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,52 +66,3 @@ def compute_address(account: str, nonce: int) -> str:
     from web3.utils.address import get_create_address  # at use: only a deployment needs it
 
     return str(get_create_address(account, nonce)).lower()  # type: ignore[arg-type]
-
-
-async def deploy(
-    rpc_url: str,
-    private_key: bytes,
-    *,
-    usdc: str | None = None,
-    unbonding_period_s: int = 7 * 86_400,
-    bond_period_s: int = 14 * 86_400,
-    parameters: MarketParameters | None = None,
-    confirmations: int = 0,
-) -> Deployment:
-    """Deploy the contracts on a chain for development, owned by the key's account; two blocks.
-
-    Without ``usdc`` a worthless test token is deployed, too. Needs an endpoint that simulates on
-    pending transactions; ``splitup_deploy.network`` needs none, and can be repeated. Raises
-    ChainRejected, for instance for unsafe parameters, and ChainUnavailable.
-    """
-    terms = Terms(unbonding_period_s, bond_period_s, parameters or MarketParameters())
-    async with Rpc(rpc_url) as rpc:
-        chain_id = int(await rpc.request("eth_chainId"), 16)
-        first_block = int(await rpc.request("eth_blockNumber"), 16)
-        genesis = await rpc.request("eth_getBlockByNumber", "0x0", False)
-        sender = Sender(rpc, chain_id, private_key, fee_ceiling_wei=tuning.FEE_CEILING_WEI)
-        addresses: dict[ContractName, str] = {} if usdc is None else {"usdc": usdc.lower()}
-        pending: list[tuple[Submitted, str]] = []
-        # No waiting for a block in between: the addresses follow from the nonces.
-        for contract in CONTRACTS:
-            if contract not in addresses:
-                data = encode_creation(contract, sender.address, addresses, terms)
-                submitted = await sender.submit(f"deploying {contract}", None, data)
-                addresses[contract] = compute_address(sender.address, submitted.nonce)
-                pending.append((submitted, addresses[contract]))
-        for submitted, address in pending:
-            receipt = await sender.wait(submitted)
-            if receipt["contractAddress"] != address:
-                raise ChainUnavailable(
-                    f"{submitted.action} gave the address {receipt['contractAddress']} instead of "
-                    f"{address}: another program signs with the same key; stop it and deploy again"
-                )
-        data = load_abi("nodes").encode_call("setMarket", (addresses["market"],))
-        await sender.wait(await sender.submit("nodes.setMarket", addresses["nodes"], data))
-        return Deployment(
-            chain_id=chain_id,
-            genesis_hash=genesis["hash"],
-            **addresses,
-            confirmations=confirmations,
-            first_block=first_block,
-        )

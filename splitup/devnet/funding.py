@@ -15,7 +15,8 @@ from typing import Final
 
 from splitup.chain.bonds import post_bond
 from splitup.chain.client import Chain
-from splitup.chain.deployment import MarketParameters, deploy
+from splitup.chain.creation import deploy
+from splitup.chain.deployment import MarketParameters, Terms
 from splitup.chain.rpc import Rpc
 from splitup.core import limits
 from splitup.core.errors import ChainUnavailable, ConfigurationError
@@ -107,8 +108,7 @@ async def load_deployment(
         deployment = await deploy(
             rpc_url,
             deployer.identity.private_key,
-            unbonding_period_s=DEVNET_UNBONDING_S,
-            parameters=parameters,
+            Terms(unbonding_period_s=DEVNET_UNBONDING_S, parameters=parameters),
         )
         deployment.save(path)
         return deployment

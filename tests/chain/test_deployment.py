@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from splitup.chain.abi import CONTRACTS
-from splitup.chain.deployment import MarketParameters, deploy
+from splitup.chain.creation import deploy
+from splitup.chain.deployment import MarketParameters, Terms
 from splitup.core import limits
 from splitup.core.errors import ChainRejected, ConfigurationError
 from splitup.devnet.anvil import derive_key
@@ -44,9 +45,8 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
 
 async def test_unsafe_parameters_stop_the_deployment(rpc_url: str) -> None:
     with pytest.raises(ChainRejected, match="deploying market was refused: cheating would be"):
-        await deploy(
-            rpc_url, derive_key(MNEMONIC, 9), parameters=MarketParameters(slash_milli=10_000)
-        )
+        unsafe = Terms(parameters=MarketParameters(slash_milli=10_000))
+        await deploy(rpc_url, derive_key(MNEMONIC, 9), unsafe)
 
 
 async def test_deployment_uses_the_token_it_is_given(rpc_url: str) -> None:
