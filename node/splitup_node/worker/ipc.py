@@ -16,7 +16,7 @@ the path of every token.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -111,7 +111,12 @@ def decode_runs(body: memoryview) -> list[RunRequest]:
     requests, start = [], _COUNT.size
     for _ in range(_COUNT.unpack_from(body)[0]):
         session, program, count = _RUN.unpack_from(body, start)
-        inputs, start = _split(body, start + _RUN.size, count)
+        lengths = struct.unpack_from(f"<{count}Q", body, start + _RUN.size)
+        start += _RUN.size + 8 * count
+        inputs: list[bytes | memoryview] = []
+        for length in lengths:
+            inputs.append(body[start : start + length])
+            start += length
         requests.append(RunRequest(session, program, inputs))
     return requests
 
@@ -129,21 +134,28 @@ def encode_answers(answers: Sequence[RunAnswer | Exception]) -> list[bytes | mem
     return parts
 
 
-def decode_answers(body: memoryview) -> list[RunAnswer | str]:
-    """Parse the answer to a RUN request; a text says why a run failed.
+def decode_answers(
+    body: memoryview, make_failure: Callable[[str], SplitUpError]
+) -> list[RunAnswer | SplitUpError]:
+    """Parse the answer to a RUN request; ``make_failure`` gets the text of what failed.
 
     Small outputs are copied, so that they keep no buffer alive.
     """
-    answers: list[RunAnswer | str] = []
+    answers: list[RunAnswer | SplitUpError] = []
     start = _COUNT.size
     for _ in range(_COUNT.unpack_from(body)[0]):
         kind, started_ns, ended_ns, count = _ANSWER.unpack_from(body, start)
-        views, start = _split(body, start + _ANSWER.size, count)
+        lengths = struct.unpack_from(f"<{count}Q", body, start + _ANSWER.size)
+        start += _ANSWER.size + 8 * count
+        outputs: list[bytes | memoryview] = []
+        for length in lengths:
+            view = body[start : start + length]
+            start += length
+            outputs.append(view if length > limits.INLINE_TENSOR_BYTES else bytes(view))
         if kind == QuestionKind.FAILED:
-            answers.append(bytes(views[0]).decode(errors="replace"))
-            continue
-        outputs = [one if len(one) > limits.INLINE_TENSOR_BYTES else bytes(one) for one in views]
-        answers.append(RunAnswer(started_ns, ended_ns, outputs))
+            answers.append(make_failure(bytes(outputs[0]).decode(errors="replace")))
+        else:
+            answers.append(RunAnswer(started_ns, ended_ns, outputs))
     return answers
 
 
@@ -152,12 +164,3 @@ def describe_failure(error: Exception) -> str:
     return (
         str(error) if isinstance(error, SplitUpError) else f"{type(error).__name__}: {error}"[:400]
     )
-
-
-def _split(body: memoryview, offset: int, count: int) -> tuple[list[memoryview], int]:
-    """Return tensors behind their lengths, and where the last one ends."""
-    views, start = [], offset + 8 * count
-    for length in struct.unpack_from(f"<{count}Q", body, offset):
-        views.append(body[start : start + length])
-        start += length
-    return views, start

@@ -255,8 +255,7 @@ class Supervisor:
             if isinstance(answer, SplitUpError):
                 handler([answer] * len(requests))
             else:
-                found = decode_answers(answer)
-                handler([TaskFailed(one) if isinstance(one, str) else one for one in found])
+                handler(decode_answers(answer, TaskFailed))
 
         timeout_s = self.limit_s * len(requests)  # they may have to run one by one
         self._send(QuestionKind.RUN, encode_runs(requests), timeout_s, on_answer)
