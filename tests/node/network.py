@@ -34,14 +34,7 @@ from splitup.graph.rules import check_graph
 from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import End, SignedTakeover, Takeover
-from splitup.messages.frames import (
-    CHUNK_MAGIC,
-    Frame,
-    FrameKind,
-    TensorChunk,
-    decode_frame,
-    make_delivery,
-)
+from splitup.messages.frames import CHUNK_MAGIC, Frame, FrameKind, TensorChunk, make_delivery
 from splitup.messages.plans import Plan, PlanCertificate, PlanNode, Request
 from splitup.messages.progress import Progress, TaskFailure, Trace
 from splitup.messages.storage import LogName
@@ -56,7 +49,14 @@ from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.execution.log_segments import LogNameer
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.storage.log_store import LogObject, iter_log, read_tensor
-from tests.builders import HANG_S, KERNELS, make_stored_frame, make_tensor_frame, wait_open
+from tests.builders import (
+    HANG_S,
+    KERNELS,
+    decode_frame,
+    make_stored_frame,
+    make_tensor_frame,
+    wait_open,
+)
 from tests.node.graphs import make_accumulator, make_reference, make_sum
 
 
