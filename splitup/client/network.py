@@ -539,8 +539,8 @@ class Network(Closing):
     async def speculate(self, model: str, draft: str | None = None) -> Speculation:
         """Return what one text of a model drafts with: n-grams, and a registered model if named.
 
-        Texts share what is learnt of the pair. Raises InvalidInput for a model that writes blocks,
-        and what ``open_draft`` raises.
+        Texts share what is learnt of the pair. Raises InvalidInput for a model that writes blocks
+        and for a draft model with another vocabulary, and what ``open_local`` raises.
         """
         info = get_text_info((await self.fetch_model(model)).manifest, model)
         if info.diffusion is not None:
@@ -548,18 +548,12 @@ class Network(Closing):
                 f"model {model} writes blocks of tokens; drafts are for models that write one "
                 "token after the other"
             )
-        local = None if draft is None else await self.open_draft(model, draft)
+        local = None
+        if draft is not None:
+            await self.check_draft(model, draft)
+            local = await self.open_local(draft)
         experience = self._experiences.setdefault((model, draft or ""), Experience())
         return Speculation(local, experience, info.is_recurrent, info.steps_back)
-
-    async def open_draft(self, model: str, draft: str) -> LocalModel:
-        """Return a registered model ready to draft for another one, on this machine.
-
-        Raises InvalidInput for a draft model with another vocabulary, InvalidModel and
-        StorageUnavailable when it cannot be loaded.
-        """
-        await self.check_draft(model, draft)
-        return await self.open_local(draft)
 
     async def check_draft(self, model: str, draft: str) -> None:
         """Raise InvalidInput unless a registered model has the vocabulary of another one."""
