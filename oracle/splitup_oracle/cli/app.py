@@ -132,7 +132,7 @@ async def bond(
     config: ConfigOption = Path("oracle.toml"),
     amount: Annotated[
         str,
-        typer.Option("--amount", metavar="USDC", help="USDC to add from the member's wallet."),
+        typer.Option(metavar="USDC", help="USDC to add from the member's wallet."),
     ] = "0",
     release: Annotated[
         bool,

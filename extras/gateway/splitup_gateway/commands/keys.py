@@ -54,15 +54,11 @@ def command(
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(
-            "--budget", metavar="USDC", help="Most that it may spend (default: no limit)."
-        ),
+        typer.Option(metavar="USDC", help="Most that it may spend (default: no limit)."),
     ] = None,
     rate: Annotated[
         int | None,
-        typer.Option(
-            "--rate", metavar="N", min=1, help="Most requests a minute (default: no limit)."
-        ),
+        typer.Option(metavar="N", min=1, help="Most requests a minute (default: no limit)."),
     ] = None,
     models: Annotated[
         list[str] | None,
@@ -73,7 +69,6 @@ def command(
     group: Annotated[
         str,
         typer.Option(
-            "--group",
             metavar="GROUP",
             help="Keys of one group share cached prompts, times and receipts (default: no key's).",
         ),
