@@ -20,7 +20,7 @@ TARGET_HELP = (
     "Memory a task may need: 12GB, 900MB, 6GiB. Several sizes are those of a mixed fleet's cards, "
     "which get tasks in turn: 8GB,12GB,24GB."
 )
-TargetFlag = Annotated[str, typer.Option("--target-vram", metavar="SIZE", help=TARGET_HELP)]
+TargetFlag = Annotated[str, typer.Option(metavar="SIZE", help=TARGET_HELP)]
 ModelArgument = Annotated[
     str,
     typer.Argument(

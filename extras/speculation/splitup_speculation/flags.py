@@ -49,7 +49,6 @@ def _read_settings(context: typer.Context, path: Path | None) -> Path | None:
 SettingsFlag = Annotated[
     Path | None,
     typer.Option(
-        "--settings",
         metavar="FILE",
         is_eager=True,
         callback=_read_settings,

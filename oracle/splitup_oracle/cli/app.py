@@ -33,9 +33,7 @@ add_version_option(app, "splitup-oracle")
 ConfigOption = Annotated[
     Path,
     typer.Option(
-        "--config",
-        metavar="FILE",
-        help="TOML file; the help of 'run' and 'gateway' lists its settings.",
+        metavar="FILE", help="TOML file; the help of 'run' and 'gateway' lists its settings."
     ),
 ]
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 KeysFlag = Annotated[
     str | None,
     typer.Option(
-        "--keys",
         metavar="URL",
         help="Database of API keys (default: api-keys.sqlite beside the network's file).",
     ),
@@ -31,7 +30,6 @@ KeysFlag = Annotated[
 IndexFlag = Annotated[
     str | None,
     typer.Option(
-        "--index",
         metavar="URL",
         help="Database of the explorer (default: explorer.sqlite beside the network's file).",
     ),
