@@ -15,8 +15,7 @@ from typing import Final
 
 from splitup.chain.bonds import post_bond
 from splitup.chain.client import Chain
-from splitup.chain.creation import deploy
-from splitup.chain.deployment import MarketParameters, Terms
+from splitup.chain.deployment import MarketParameters, Terms, deploy
 from splitup.chain.rpc import Rpc
 from splitup.core import limits
 from splitup.core.errors import ChainUnavailable, ConfigurationError

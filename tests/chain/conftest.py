@@ -12,7 +12,7 @@ import pytest_asyncio
 from eth_utils.crypto import keccak
 
 from splitup.chain.client import Chain
-from splitup.chain.creation import deploy
+from splitup.chain.deployment import deploy
 from splitup.chain.market import terms_to_abi
 from splitup.chain.rpc import Rpc
 from splitup.crypto import bls

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from splitup.chain.client import Chain
-from splitup.chain.creation import deploy
+from splitup.chain.deployment import deploy
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.core.errors import ConfigurationError
 from splitup.core.source_tree import find_source_tree

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from splitup.chain.abi import CONTRACTS
-from splitup.chain.creation import deploy
-from splitup.chain.deployment import MarketParameters, Terms
+from splitup.chain.deployment import MarketParameters, Terms, deploy
 from splitup.core import limits
 from splitup.core.errors import ChainRejected, ConfigurationError
 from splitup.devnet.anvil import derive_key
@@ -47,11 +46,3 @@ async def test_unsafe_parameters_stop_the_deployment(rpc_url: str) -> None:
     with pytest.raises(ChainRejected, match="deploying market was refused: cheating would be"):
         unsafe = Terms(parameters=MarketParameters(slash_milli=10_000))
         await deploy(rpc_url, derive_key(MNEMONIC, 9), unsafe)
-
-
-async def test_deployment_uses_the_token_it_is_given(rpc_url: str) -> None:
-    key = derive_key(MNEMONIC, 9)
-    first = await deploy(rpc_url, key)
-    second = await deploy(rpc_url, key, usdc=first.usdc)
-    assert second.usdc == first.usdc
-    assert second.market != first.market

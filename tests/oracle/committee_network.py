@@ -19,7 +19,7 @@ from splitup_node.committee.committee_client import CommitteeClient
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
-from splitup.chain.creation import deploy
+from splitup.chain.deployment import deploy
 from splitup.core.errors import PeerFault, Refused, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase

@@ -17,7 +17,7 @@ from splitup_oracle.config import GatewayConfig
 from splitup_oracle.gateway.http_gateway import RunningGateway, start_gateway
 
 from splitup.chain.client import Chain
-from splitup.chain.creation import deploy
+from splitup.chain.deployment import deploy
 from splitup.chain.rpc import Rpc
 from splitup.crypto import bls
 from splitup.crypto.keys import Identity, generate_identity

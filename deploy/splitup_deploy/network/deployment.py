@@ -12,13 +12,14 @@ from typing import Any, Final
 from splitup.chain.abi import CONTRACTS, ContractName, load_abi
 from splitup.chain.account_lock import AccountLock
 from splitup.chain.client import Chain
-from splitup.chain.creation import (
+from splitup.chain.deployment import (
     CreationRecord,
+    compute_address,
     create_contracts,
+    encode_creation,
     find_creation,
     wait_for_pool,
 )
-from splitup.chain.deployment import compute_address, encode_creation
 from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.chain.sender import Sender, fetch_fees

@@ -23,7 +23,7 @@ from typer.testing import CliRunner, Result
 
 from splitup.chain.abi import CONTRACTS
 from splitup.chain.client import Chain
-from splitup.chain.creation import find_creation
+from splitup.chain.deployment import find_creation
 from splitup.chain.rpc import Rpc
 from splitup.chain.sender import Sender
 from splitup.core.errors import ChainRejected, ChainUnavailable, ConfigurationError
