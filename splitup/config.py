@@ -56,7 +56,7 @@ class NetworkConfig(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     rpc_url: RpcUrlField
-    deployment: Path  # JSON with the contracts' addresses (splitup.chain.deployment)
+    deployment: Path  # JSON with the contracts' addresses (splitup.messages.network)
     gateway_urls: GatewayUrlsField
     user_keystore: Path | None = None
     user_passphrase_file: Path | None = None

@@ -22,7 +22,7 @@ from splitup.graph.manifest import (
     TaskSource,
 )
 from splitup.graph.tolerances import Tolerance
-from splitup.messages.frames import Frame, FrameKind
+from splitup.messages.frames import Frame, FrameKind, Seal, decode_frames
 from splitup.messages.plans import Request, TaskTerms
 from splitup.messages.snapshots import Snapshot, SnapshotEntry
 from splitup.net.links import Link
@@ -46,6 +46,13 @@ KERNELS = find_cache_directory() / "kernels"
 def anybody(key: str, execution_id: str) -> bool:
     """Let every key open data links (``LinkAcceptor``)."""
     return True
+
+
+def decode_frame(data: bytes) -> tuple[Frame, Seal]:
+    """Parse a frame that is no bundle."""
+    seal, frames = decode_frames(data)
+    assert seal.is_single
+    return frames[0], seal
 
 
 def find_free_port() -> int:

@@ -15,8 +15,7 @@ from splitup.graph.manifest import Manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import SignedTakeover
 from splitup.messages.plans import PlanCertificate
-from splitup.messages.storage import Grant, Grants, LogRead, LogWrite
-from splitup.protocol.execution.storage_keys import LogName
+from splitup.messages.storage import Grant, Grants, LogName, LogWrite
 from splitup.protocol.execution.takeovers import ExecutorMap
 
 
@@ -68,26 +67,22 @@ class LocalGateway:
         self,
         certificate: PlanCertificate,
         writes: Sequence[LogWrite],
-        reads: Sequence[LogRead],
+        reads: Sequence[LogName],
         takeovers: Sequence[SignedTakeover] = (),
     ) -> Grants:
         """Return a grant for everything that is asked for; signing is off the loop, as there."""
         return await asyncio.to_thread(self._presign, certificate, writes, reads)
 
     def _presign(
-        self, certificate: PlanCertificate, writes: Sequence[LogWrite], reads: Sequence[LogRead]
+        self, certificate: PlanCertificate, writes: Sequence[LogWrite], reads: Sequence[LogName]
     ) -> Grants:
         plan, sign = certificate.plan, self._presigner
         grants: list[Grant] = []
         for write in writes:
             author = plan.request.client if write.task == CLIENT else plan.tasks[write.task][0]
-            name = LogName(write.task, write.port, author, write.number, write.apart)
+            name = LogName.of(write.task, write.port, author, write.number, apart=write.apart)
             key, length = name.get_key(plan.request.execution_id), write.length_bytes
             grants.append(sign.presign(Right("PUT", key, length, write.sha256)))
         for read in reads:
-            grants.append(
-                sign.presign(
-                    Right("GET", LogName.of(read).get_key(plan.request.execution_id), None)
-                )
-            )
+            grants.append(sign.presign(Right("GET", read.get_key(plan.request.execution_id), None)))
         return Grants(grants=tuple(grants))

@@ -12,9 +12,9 @@ from typing import Any
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees, fetch_node_key
-from splitup.chain.deployment import Deployment
 from splitup.core.background import run_until
 from splitup.messages.determinism import check_own
+from splitup.messages.network import Deployment
 from splitup.net.http import SignedClient, make_app, serve_app
 from splitup.net.metrics import Reading, serve_metrics
 from splitup.net.relay import Relay

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -164,6 +165,17 @@ def _fill(buffer: Buffer, data: bytes | memoryview) -> None:
 def _copy_in(buffer: Buffer, part: Any, data: bytes | memoryview) -> None:
     with DRIVER_TURN:
         buffer.allocator._copyin(part, memoryview(bytearray(data)))
+
+
+def release_in_turn(release: Callable[[Any], Any], handle: Any) -> None:
+    """Release what a driver gave."""
+    with DRIVER_TURN:
+        release(handle)
+
+
+def release_with(owner: object, release: Callable[[Any], Any], handle: Any) -> None:
+    """Release a handle when its owner is gone, which may be noticed on any thread."""
+    weakref.finalize(owner, release_in_turn, release, handle).atexit = False
 
 
 def _copy_out(buffer: Buffer, part: Any, nbytes: int) -> bytearray:

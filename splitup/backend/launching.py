@@ -18,7 +18,7 @@ from tinygrad.helpers import Target
 from tinygrad.runtime.ops_cpu import CPUProgram
 
 from splitup.backend.buffers import DRIVER_TURN
-from splitup.backend.compiler.launch_sizes import compute_sizes
+from splitup.backend.compiler.launch_sizes import LaunchTerms, compute_sizes
 from splitup.backend.compiler.row_sums import is_for_tiles
 from splitup.backend.compiler.schedule import Executable, Launch, Place
 from splitup.cpu import kernel_sequence
@@ -139,9 +139,10 @@ class ExecutableCall:
             native = Native(self._runtime.addr, (*addresses, *bound))
             return Bound(functools.partial(self._runtime.fxn, *native.arguments), [native], cells)
         if hasattr(self._runtime, "make_launch"):
-            sizes = executable.global_size, executable.local_size
-            tiled = {} if self._tiled is None else {"tiled": self._tiled}  # by CUDA alone
-            joinable = self._runtime.make_launch(raw, executable.variables, bound, *sizes, **tiled)
+            variables = dict(zip(executable.variables, bound, strict=True))
+            terms = LaunchTerms(raw, variables, executable.global_size, executable.local_size)
+            tiled = () if self._tiled is None else (self._tiled,)  # by CUDA alone
+            joinable = self._runtime.make_launch(terms, *tiled)
             cells = self._runtime.is_movable and _list_cells(
                 [[one] for one in joinable.addresses], self._places
             )

@@ -20,7 +20,6 @@ from eth_abi.exceptions import DecodingError
 
 from splitup.chain.abi import CONTRACTS, ContractName, load_abi
 from splitup.chain.clock import ChainClock
-from splitup.chain.deployment import Deployment
 from splitup.chain.event_stream import BlockId, BlockPace, ChainEvent, LogRange, Trail, decode_logs
 from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
@@ -28,6 +27,7 @@ from splitup.chain.sender import Sender, Submitted
 from splitup.core import tuning
 from splitup.core.background import BackgroundTasks, Closing
 from splitup.core.errors import ChainUnavailable, ConfigurationError, SplitUpError
+from splitup.messages.network import Deployment
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

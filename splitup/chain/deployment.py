@@ -1,80 +1,35 @@
-"""The addresses of SplitUp's contracts on one chain, and their deployment."""
+"""The contracts of a network: their terms, and their creation, which can be repeated.
+
+A contract's address follows from its creator and a nonce. The nonce is written to a record before
+anything is sent, and only that transaction is ever sent under it: so no contract is made twice.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Final, Self
 
-from pydantic import ValidationError
+from pydantic import Field
 
 from splitup.chain.abi import CONTRACTS, ContractName, load_abi
 from splitup.chain.rpc import Rpc
-from splitup.chain.sender import Sender, Submitted
+from splitup.chain.sender import ReservedNonce, Sender, Submitted
 from splitup.core import tuning
-from splitup.core.errors import ChainUnavailable, ConfigurationError
-from splitup.messages.network import DeployedContracts
+from splitup.core.errors import ChainRejected, ChainUnavailable
+from splitup.crypto.keys import Identity
+from splitup.messages.base import AddressField, Bytes32Field, Message
+from splitup.messages.network import Deployment
 
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """One chain, named by id and genesis block, and the contracts on it (lower-case addresses).
-
-    ``confirmations`` is how many blocks the members wait before they believe what they read. It is
-    here because all of them derive from it how long complaints count. No event of the contracts is
-    in a block before ``first_block``.
-    """
-
-    chain_id: int
-    genesis_hash: str
-    usdc: str
-    committee: str
-    bonds: str
-    nodes: str
-    models: str
-    market: str
-    confirmations: int = 0
-    first_block: int = 0
-
-    def get_address(self, contract: ContractName) -> str:
-        """Return a contract's address by its short name."""
-        address: str = getattr(self, contract)
-        return address
-
-    def save(self, path: Path) -> None:
-        """Write the deployment as JSON, whole or not at all."""
-        temporary = path.with_name(path.name + ".new")
-        temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", "utf-8")
-        temporary.replace(path)
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a deployment; raise ConfigurationError when it is missing or damaged."""
-        try:
-            contracts = DeployedContracts.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise ConfigurationError(
-                f"the deployment file {path} cannot be read ({error.strerror}); "
-                "start a network with: splitup up"
-            ) from None
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ConfigurationError(
-                f"the deployment file {path} is damaged: {'.'.join(map(str, first['loc']))}: "
-                f"{first['msg']}; get it again from the operator of the network"
-            ) from None
-        return cls.from_message(contracts)
-
-    @classmethod
-    def from_message(cls, contracts: DeployedContracts) -> Self:
-        """Return the deployment that a message names."""
-        return cls(**contracts.model_dump())
-
-    def to_message(self) -> DeployedContracts:
-        """Return the deployment as a message."""
-        return DeployedContracts(**asdict(self))
+# What a constructor fixes for ever; owner, period of unbonding and parameters can be changed later.
+_FIXED: Final[Mapping[str, ContractName]] = {
+    "usdc_": "usdc",
+    "committee_": "committee",
+    "nodes_": "nodes",
+    "models_": "models",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,50 +91,208 @@ def compute_address(account: str, nonce: int) -> str:
     return str(get_create_address(account, nonce)).lower()  # type: ignore[arg-type]
 
 
-async def deploy(
-    rpc_url: str,
-    private_key: bytes,
-    *,
-    usdc: str | None = None,
-    unbonding_period_s: int = 7 * 86_400,
-    bond_period_s: int = 14 * 86_400,
-    parameters: MarketParameters | None = None,
-    confirmations: int = 0,
-) -> Deployment:
-    """Deploy the contracts on a chain for development, owned by the key's account; two blocks.
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """A contract's address, and the data of the transaction that made it ("0x…")."""
 
-    Without ``usdc`` a worthless test token is deployed, too. Needs an endpoint that simulates on
-    pending transactions; ``splitup_deploy.network`` needs none, and can be repeated. Raises
-    ChainRejected, for instance for unsafe parameters, and ChainUnavailable.
-    """
-    terms = Terms(unbonding_period_s, bond_period_s, parameters or MarketParameters())
-    async with Rpc(rpc_url) as rpc:
-        chain_id = int(await rpc.request("eth_chainId"), 16)
-        first_block = int(await rpc.request("eth_blockNumber"), 16)
-        genesis = await rpc.request("eth_getBlockByNumber", "0x0", False)
-        sender = Sender(rpc, chain_id, private_key, fee_ceiling_wei=tuning.FEE_CEILING_WEI)
-        addresses: dict[ContractName, str] = {} if usdc is None else {"usdc": usdc.lower()}
-        pending: list[tuple[Submitted, str]] = []
-        # No waiting for a block in between: the addresses follow from the nonces.
-        for contract in CONTRACTS:
-            if contract not in addresses:
-                data = encode_creation(contract, sender.address, addresses, terms)
-                submitted = await sender.submit(f"deploying {contract}", None, data)
-                addresses[contract] = compute_address(sender.address, submitted.nonce)
-                pending.append((submitted, addresses[contract]))
-        for submitted, address in pending:
-            receipt = await sender.wait(submitted)
-            if receipt["contractAddress"] != address:
-                raise ChainUnavailable(
-                    f"{submitted.action} gave the address {receipt['contractAddress']} instead of "
-                    f"{address}: another program signs with the same key; stop it and deploy again"
-                )
-        data = load_abi("nodes").encode_call("setMarket", (addresses["market"],))
-        await sender.wait(await sender.submit("nodes.setMarket", addresses["nodes"], data))
+    address: str
+    data: str
+
+
+class CreationEntry(Message):
+    """One contract's nonce, and the hashes of all transactions that were sent under it."""
+
+    nonce: Annotated[int, Field(ge=0)]
+    hashes: Annotated[tuple[Bytes32Field, ...], Field(max_length=256)] = ()
+
+
+class CreationRecord(Message):
+    """Which transactions of which account make a network's contracts."""
+
+    chain_id: Annotated[int, Field(ge=1)]
+    genesis_hash: Bytes32Field
+    creator: AddressField
+    first_block: Annotated[int, Field(ge=0)] = 0  # the head when the first one was to be made
+    contracts: dict[ContractName, CreationEntry] = Field(default_factory=dict)
+
+    @classmethod
+    async def start(cls, rpc: Rpc, creator: str) -> Self:
+        """Return the record of an account that has made nothing yet."""
+        chain_id, genesis, head = await asyncio.gather(
+            rpc.request("eth_chainId"),
+            rpc.request("eth_getBlockByNumber", "0x0", False),
+            rpc.request("eth_blockNumber"),
+        )
+        return cls(
+            chain_id=int(chain_id, 16),
+            genesis_hash=genesis["hash"],
+            creator=creator,
+            first_block=int(head, 16),
+        )
+
+    def make_deployment(
+        self, addresses: dict[ContractName, str], confirmations: int = 0
+    ) -> Deployment:
+        """Return the deployment of contracts that were made at these addresses."""
         return Deployment(
-            chain_id,
-            genesis["hash"],
+            chain_id=self.chain_id,
+            genesis_hash=self.genesis_hash,
             **addresses,
             confirmations=confirmations,
-            first_block=first_block,
+            first_block=self.first_block,
         )
+
+    def with_entry(self, contract: ContractName, entry: CreationEntry | None) -> Self:
+        """Return the record with another entry of one contract, or without it."""
+        contracts = {name: old for name, old in self.contracts.items() if name != contract}
+        if entry is not None:
+            contracts[contract] = entry
+        return self.model_copy(update={"contracts": contracts})
+
+
+async def deploy(rpc_url: str, private_key: bytes, terms: Terms | None = None) -> Deployment:
+    """Deploy the contracts on a chain for development, owned by the key's account; two blocks.
+
+    A worthless test token is deployed, too. Needs an endpoint that simulates on pending
+    transactions; ``splitup_deploy.network`` needs none, and can be repeated. Raises ChainRejected,
+    for instance for unsafe parameters, and ChainUnavailable.
+    """
+    async with Rpc(rpc_url) as rpc:
+        record = await CreationRecord.start(rpc, Identity.from_private_key(private_key).address)
+        ceiling = tuning.FEE_CEILING_WEI
+        sender = Sender(rpc, record.chain_id, private_key, fee_ceiling_wei=ceiling)
+        addresses = await create_contracts(
+            rpc, sender, record, terms or Terms(), usdc=None, at_once=True
+        )
+        data = load_abi("nodes").encode_call("setMarket", (addresses["market"],))
+        await sender.wait(await sender.submit("nodes.setMarket", addresses["nodes"], data))
+        return record.make_deployment(addresses)
+
+
+async def create_contracts(
+    rpc: Rpc,
+    sender: Sender,
+    record: CreationRecord,
+    terms: Terms,
+    save: Callable[[CreationRecord], None] = lambda record: None,
+    say: Callable[[str], None] = lambda text: None,
+    *,
+    usdc: str | None,
+    at_once: bool = False,
+) -> dict[ContractName, str]:
+    """Make what the record does not show as made; return all addresses.
+
+    ``save`` must put the record on disk before it returns. Without ``usdc`` a worthless test token
+    is made. ``at_once``: without waiting for a block in between. Raises ChainRejected, and
+    ChainUnavailable, after which it can be repeated.
+    """
+    addresses: dict[ContractName, str] = {} if usdc is None else {"usdc": usdc.lower()}
+    sent: list[Submitted] = []
+    for contract in CONTRACTS:
+        if contract in addresses:
+            continue
+        entry = record.contracts.get(contract)
+        if entry is not None:
+            found = await find_creation(rpc, entry)
+            if found is not None:
+                check_creation(contract, found, addresses, terms.bond_period_s)
+                addresses[contract] = found.address
+                continue
+            count = await rpc.request("eth_getTransactionCount", record.creator, "latest")
+            if int(count, 16) > entry.nonce:
+                say(f"another transaction took nonce {entry.nonce}, meant for {contract}")
+                entry = None
+        if entry is None:
+            entry = CreationEntry(nonce=await sender.fetch_next_nonce())
+        data = encode_creation(contract, sender.address, addresses, terms)
+        record, submitted = await _send(
+            sender, contract, data, record.with_entry(contract, entry), save
+        )
+        addresses[contract] = compute_address(record.creator, entry.nonce)
+        if at_once:
+            sent.append(submitted)
+            continue
+        gas = int((await sender.wait(submitted))["gasUsed"], 16)
+        say(f"{contract} is at {addresses[contract]} ({gas:,} gas)")
+    for submitted in sent:
+        await sender.wait(submitted)
+    return addresses
+
+
+async def _send(
+    sender: Sender,
+    contract: ContractName,
+    data: str,
+    record: CreationRecord,
+    save: Callable[[CreationRecord], None],
+) -> tuple[CreationRecord, Submitted]:
+    """Send the transaction of a contract's entry; return the new record and what was sent."""
+    entry = record.contracts[contract]
+
+    def save_hashes() -> None:
+        nonlocal record
+        changed = CreationEntry(nonce=entry.nonce, hashes=tuple(reserved.hashes))
+        record = record.with_entry(contract, changed)
+        save(record)
+
+    reserved = ReservedNonce(entry.nonce, list(entry.hashes), save_hashes)
+    submitted = await sender.submit(f"deploying {contract}", None, data, reserved)
+    return record, submitted
+
+
+async def find_creation(rpc: Rpc, entry: CreationEntry) -> Creation | None:
+    """Return what a mined transaction made, None when none made a contract (yet)."""
+    for transaction in entry.hashes:
+        receipt = await rpc.request("eth_getTransactionReceipt", transaction)
+        if receipt and int(receipt["status"], 16) == 1 and receipt["contractAddress"]:
+            found = await rpc.request("eth_getTransactionByHash", transaction)
+            if found is not None:
+                return Creation(receipt["contractAddress"].lower(), found["input"])
+    return None
+
+
+def check_creation(
+    contract: ContractName,
+    creation: Creation,
+    addresses: Mapping[ContractName, str],
+    bond_period_s: int,
+) -> None:
+    """Raise ChainRejected unless a transaction made this version's contract for these others.
+
+    The code that a chain holds follows from the data of the transaction, and so do all constants in
+    it: nothing else has to be compared.
+    """
+    args = load_abi(contract).decode_constructor(creation.data)
+    if args is None:
+        raise ChainRejected(
+            f"{contract}: its code is not this version's; use the version of SplitUp that deployed "
+            "it, or deploy anew in another directory"
+        )
+    expected: dict[str, Any] = {
+        name: addresses[part] for name, part in _FIXED.items() if name in args
+    }
+    if "releasePeriod_" in args:
+        expected["releasePeriod_"] = bond_period_s
+    for name, value in expected.items():
+        if args[name] != value:
+            raise ChainRejected(
+                f"{contract}: it was made with {name.rstrip('_')} = {args[name]}, which is fixed, "
+                f"and the settings say {value}; correct them, or deploy anew in another directory"
+            )
+
+
+async def wait_for_pool(rpc: Rpc, account: str) -> None:
+    """Wait until no transaction of an account is pending; raise ChainUnavailable."""
+    ends = time.monotonic() + tuning.MINE_TIMEOUT_S
+    while True:
+        mined, known = await asyncio.gather(
+            *(rpc.request("eth_getTransactionCount", account, tag) for tag in ("latest", "pending"))
+        )
+        if int(known, 16) <= int(mined, 16):
+            return
+        if time.monotonic() > ends:
+            raise ChainUnavailable(
+                f"a transaction of {account} (nonce {int(mined, 16)}) is not mined within "
+                f"{tuning.MINE_TIMEOUT_S:.0f} s; wait for it, then repeat the command"
+            )
+        await asyncio.sleep(tuning.RECEIPT_POLL_S)

@@ -15,9 +15,9 @@ from typing import Any
 from eth_abi.exceptions import DecodingError
 
 from splitup.chain.abi import CONTRACTS, load_abi
-from splitup.chain.deployment import Deployment
 from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable
+from splitup.messages.network import Deployment
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,12 @@ DirFlag = Annotated[
 ConfigFlag = Annotated[
     Path | None,
     typer.Option(
-        "--config",
-        metavar="PATH",
-        help="Network file or directory (default: $SPLITUP_HOME, .splitup).",
+        metavar="PATH", help="Network file or directory (default: $SPLITUP_HOME, .splitup)."
     ),
 ]
 VerifyFlag = Annotated[
     str | None,
     typer.Option(
-        "--verify",
         metavar="SHARE",
         help="Share of the tasks that are verified and paid for, such as 50% (default, and least: "
         "the network's).",

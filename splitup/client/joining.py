@@ -13,11 +13,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from splitup.chain.client import Chain
-from splitup.chain.deployment import Deployment
 from splitup.config import NetworkConfig
 from splitup.core.errors import ConfigurationError
 from splitup.messages import api
-from splitup.messages.network import NetworkDescription
+from splitup.messages.network import Deployment, NetworkDescription
 from splitup.net.http import SignedClient
 
 
@@ -41,9 +40,8 @@ async def join_network(
     async with SignedClient() as http:
         told = NetworkDescription.from_value(await http.get_json(api.NETWORK.url(url)))
     endpoint = rpc_url or check_rpc_url(url, told, is_local=is_local)
-    deployment = Deployment.from_message(told.contracts)
-    async with await Chain.connect(endpoint, deployment) as chain:
-        with _save(deployment, directory) as file:
+    async with await Chain.connect(endpoint, told.contracts) as chain:
+        with _save(told.contracts, directory) as file:
             config = NetworkConfig(
                 rpc_url=endpoint,
                 deployment=file,

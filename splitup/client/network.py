@@ -26,7 +26,6 @@ import numpy as np
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
-from splitup.chain.deployment import Deployment
 from splitup.chain.market import fetch_economics
 from splitup.client import defaults
 from splitup.client.execution.opening import (
@@ -92,6 +91,7 @@ from splitup.decode.speculation.lookahead import LookaheadOptions
 from splitup.decode.step import Decoder
 from splitup.decode.stop import StopFilter
 from splitup.graph.manifest import Manifest, Port
+from splitup.messages.network import Deployment
 from splitup.messages.snapshots import ModelHolders, Snapshot
 from splitup.messages.verification import Evidence
 from splitup.net.http import SignedClient
@@ -539,8 +539,8 @@ class Network(Closing):
     async def speculate(self, model: str, draft: str | None = None) -> Speculation:
         """Return what one text of a model drafts with: n-grams, and a registered model if named.
 
-        Texts share what is learnt of the pair. Raises InvalidInput for a model that writes blocks,
-        and what ``open_draft`` raises.
+        Texts share what is learnt of the pair. Raises InvalidInput for a model that writes blocks
+        and for a draft model with another vocabulary, and what ``open_local`` raises.
         """
         info = get_text_info((await self.fetch_model(model)).manifest, model)
         if info.diffusion is not None:
@@ -548,18 +548,12 @@ class Network(Closing):
                 f"model {model} writes blocks of tokens; drafts are for models that write one "
                 "token after the other"
             )
-        local = None if draft is None else await self.open_draft(model, draft)
+        local = None
+        if draft is not None:
+            await self.check_draft(model, draft)
+            local = await self.open_local(draft)
         experience = self._experiences.setdefault((model, draft or ""), Experience())
         return Speculation(local, experience, info.is_recurrent, info.steps_back)
-
-    async def open_draft(self, model: str, draft: str) -> LocalModel:
-        """Return a registered model ready to draft for another one, on this machine.
-
-        Raises InvalidInput for a draft model with another vocabulary, InvalidModel and
-        StorageUnavailable when it cannot be loaded.
-        """
-        await self.check_draft(model, draft)
-        return await self.open_local(draft)
 
     async def check_draft(self, model: str, draft: str) -> None:
         """Raise InvalidInput unless a registered model has the vocabulary of another one."""

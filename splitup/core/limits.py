@@ -203,7 +203,7 @@ MAX_ATTESTATION_BYTES: Final = 8 * MIB  # statements on 1,024 tasks, all of them
 MAX_STATEMENTS: Final = (MAX_ASKED + 1) * MAX_TASKS  # of one kind in an attestation: all parties
 # Of one member that contradicts itself, kept and shown to others; an honest one restarts seldom.
 MAX_CONFLICTING: Final = 8
-# Members act on what is ``confirmations`` blocks deep (splitup.chain.deployment). Windows in blocks
+# Members act on what is ``confirmations`` blocks deep (splitup.messages.network). Windows in blocks
 # grow with that number, because what is to be answered in them is seen so much later
 # (splitup.protocol.committee.key_generation).
 MAX_CONFIRMATIONS: Final = 24  # well below the 64 of REORG_BLOCKS and of the Committee's snapshots

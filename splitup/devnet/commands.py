@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from splitup.chain.client import Chain
-from splitup.chain.deployment import Deployment
 from splitup.config import NETWORK_FILE, NetworkConfig
 from splitup.core.errors import ConfigurationError, InvalidInput, SplitUpError, Unavailable
 from splitup.core.file_locks import find_holder
@@ -30,6 +29,7 @@ from splitup.devnet.state import (
     read_runtime,
 )
 from splitup.devnet.status import NetworkHealth, fetch_health
+from splitup.messages.network import Deployment
 from splitup.net.http import SignedClient
 
 if TYPE_CHECKING:  # which only those who start a network need

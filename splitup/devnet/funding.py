@@ -15,7 +15,7 @@ from typing import Final
 
 from splitup.chain.bonds import post_bond
 from splitup.chain.client import Chain
-from splitup.chain.deployment import Deployment, MarketParameters, deploy
+from splitup.chain.deployment import MarketParameters, Terms, deploy
 from splitup.chain.rpc import Rpc
 from splitup.core import limits
 from splitup.core.errors import ChainUnavailable, ConfigurationError
@@ -30,6 +30,7 @@ from splitup.crypto.keystore import (
 )
 from splitup.devnet.anvil import create_mnemonic, derive_key
 from splitup.devnet.state import MAX_NODES, DevnetState
+from splitup.messages.network import Deployment
 from splitup.protocol.planning.exposure import compute_spare
 
 USER_USDC: Final = 10_000_000_000  # 10,000 test USDC, in micro-USDC
@@ -106,8 +107,7 @@ async def load_deployment(
         deployment = await deploy(
             rpc_url,
             deployer.identity.private_key,
-            unbonding_period_s=DEVNET_UNBONDING_S,
-            parameters=parameters,
+            Terms(unbonding_period_s=DEVNET_UNBONDING_S, parameters=parameters),
         )
         deployment.save(path)
         return deployment

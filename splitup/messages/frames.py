@@ -121,14 +121,6 @@ class Seal:
         return self.signed.startswith(_DOMAIN)
 
 
-def decode_frame(data: bytes) -> tuple[Frame, Seal]:
-    """Parse a frame that is no bundle, as ``decode_frames`` does."""
-    seal, frames = decode_frames(data)
-    if not seal.is_single:
-        raise PeerFault("a bundle came where a single frame was expected")
-    return frames[0], seal
-
-
 # ---- what a producer signed for the client ------------------------------------------------------
 
 

@@ -98,7 +98,7 @@ class Plan(Message):
     ``places`` are the executors' indices in these lists, () when every first candidate is the
     executor: a node whose free stake does not cover what it could be slashed is skipped and stays
     a fallback. The plan is a pure function of (request, seed, snapshot, manifest). The chain stores
-    its ``root``. Storage keys follow from it (``splitup.protocol.execution.storage_keys``).
+    its ``root``. Storage keys follow from it (``splitup.messages.storage``).
     """
 
     request: Request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -114,14 +114,36 @@ class LogWrite(Message):
     sha256: DigestField
 
 
-class LogRead(Message):
-    """A log object to be read by a consumer or a validator; it need not exist yet."""
+class LogName(Message):
+    """One object of the log of (``task``, ``port``) as ``node`` wrote it; it need not exist yet.
+
+    ``task`` is CLIENT and ``node`` the client's account for a graph input. A producer does not
+    store one object per step: ``number`` is the index of a segment of many consecutive steps
+    (``splitup.protocol.execution.log_segments``). With ``apart`` it is the step of a tensor too
+    large for a frame, stored by itself so that its consumers can fetch it. Every writer has a
+    prefix of its own: a node that takes over a task never overwrites its predecessor's objects.
+    """
 
     task: Annotated[int, Field(ge=0, le=CLIENT)]
     port: Annotated[int, Field(ge=0, lt=limits.MAX_PORTS)]
     node: AddressField
     number: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)]
     apart: bool
+
+    @classmethod
+    def of(cls, task: int, port: int, node: str, number: int, *, apart: bool = False) -> Self:
+        """Return a name of values that are known to be right."""
+        return cls.model_construct(task=task, port=port, node=node, number=number, apart=apart)
+
+    def get_prefix(self, execution_id: str) -> str:
+        """Return the part of the key that all objects of this log share."""
+        producer = "input" if self.task == CLIENT else f"t{self.task:04d}"
+        return f"executions/{execution_id[2:]}/{producer}.{self.port}/{self.node}/"
+
+    def get_key(self, execution_id: str) -> str:
+        """Return the object's key."""
+        kind = "step-" if self.apart else ""
+        return f"{self.get_prefix(execution_id)}{kind}{self.number:05d}"
 
 
 class LogRequest(Message):
@@ -130,7 +152,7 @@ class LogRequest(Message):
     certificate: PlanCertificate
     takeovers: tuple[SignedTakeover, ...] = Field(default=(), max_length=limits.MAX_TASKS)
     writes: tuple[LogWrite, ...] = Field(max_length=limits.LOG_OBJECTS)
-    reads: tuple[LogRead, ...] = Field(max_length=limits.LOG_OBJECTS)
+    reads: tuple[LogName, ...] = Field(max_length=limits.LOG_OBJECTS)
 
 
 class VerificationRequest(Message):
@@ -141,4 +163,4 @@ class VerificationRequest(Message):
 
     order: VerificationOrder
     writes: tuple[LogWrite, ...] = Field(default=(), max_length=limits.LOG_OBJECTS)
-    reads: tuple[LogRead, ...] = Field(default=(), max_length=limits.LOG_OBJECTS)
+    reads: tuple[LogName, ...] = Field(default=(), max_length=limits.LOG_OBJECTS)

@@ -37,7 +37,7 @@ from splitup.messages.storage import (
     ExecutionRequest,
     Grant,
     Grants,
-    LogRead,
+    LogName,
     LogRequest,
     LogWrite,
     ModelRequest,
@@ -139,7 +139,7 @@ class GatewayClient(Closing):
         self,
         certificate: PlanCertificate,
         writes: Sequence[LogWrite],
-        reads: Sequence[LogRead],
+        reads: Sequence[LogName],
         takeovers: Sequence[SignedTakeover] = (),
     ) -> Grants:
         """Return grants for log objects: PUT for one's own, GET for one's own and for others'."""
@@ -159,7 +159,7 @@ class GatewayClient(Closing):
     async def verification_grants(
         self,
         order: VerificationOrder,
-        reads: Sequence[LogRead] = (),
+        reads: Sequence[LogName] = (),
         writes: Sequence[LogWrite] = (),
     ) -> Grants:
         """Return GET grants for the graph, weights and inputs of a task to recompute.

@@ -22,7 +22,7 @@ from splitup.core.tensors import TensorSpec
 from splitup.graph.manifest import Manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.plans import PlanCertificate, Request
-from splitup.messages.storage import Grant, Grants, LogRead, LogWrite
+from splitup.messages.storage import Grant, Grants, LogName, LogWrite
 from splitup.messages.verification import VerificationOrder
 from splitup.net.object_transfer import (
     Body,
@@ -32,8 +32,7 @@ from splitup.net.object_transfer import (
     get_object,
     put_object,
 )
-from splitup.protocol.execution.log_segments import LogEntry, LogReader, PortLog, Segment
-from splitup.protocol.execution.storage_keys import LogName
+from splitup.protocol.execution.log_segments import LogEntry, LogNameer, PortLog, Segment
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import PortId
 from splitup.storage.gateway_client import GatewayClient
@@ -78,7 +77,7 @@ class LogStore(Protocol):
         """Return an object; raise NotStored when it does not exist, SplitUpError."""
 
 
-Ask = Callable[[Sequence[LogWrite], Sequence[LogRead]], Awaitable[Grants]]
+Ask = Callable[[Sequence[LogWrite], Sequence[LogName]], Awaitable[Grants]]
 
 
 class GrantedLogs:
@@ -177,13 +176,7 @@ class GrantedLogs:
             return known
         ahead = 1 if name.apart else tuning.LOG_READ_AHEAD
         reads = [
-            LogRead(
-                task=name.task,
-                port=name.port,
-                node=name.node,
-                number=number,
-                apart=name.apart,
-            )
+            name.model_copy(update={"number": number})
             for number in range(name.number, min(name.number + ahead, limits.MAX_STEPS))
         ]
         grants = await self._ask([], reads)
@@ -220,7 +213,7 @@ def open_logs(
     """
     request = certificate.plan.request
 
-    async def ask(writes: Sequence[LogWrite], reads: Sequence[LogRead]) -> Grants:
+    async def ask(writes: Sequence[LogWrite], reads: Sequence[LogName]) -> Grants:
         return await gateway.log_grants(
             certificate, writes, reads, tuple(executor_map.takeovers.values())
         )
@@ -254,7 +247,7 @@ def open_verification_logs(
     A validator may write the log of what it recomputes itself.
     """
 
-    async def ask(writes: Sequence[LogWrite], reads: Sequence[LogRead]) -> Grants:
+    async def ask(writes: Sequence[LogWrite], reads: Sequence[LogName]) -> Grants:
         return await gateway.verification_grants(order, reads, writes)
 
     request = order.certificate.plan.request
@@ -334,7 +327,7 @@ class LogWriter:
 
     async def resume(self, task: int, port: int) -> int:
         """Continue a log that an earlier run wrote; return the first step that it lacks."""
-        reader = LogReader(self._execution_id, task, port, self._node, lambda length: True)
+        reader = LogNameer(self._execution_id, task, port, self._node, lambda length: True)
         async for _ in iter_log(self._store, reader):
             pass
         log = self._logs[task, port] = PortLog(task, port, self._node)
@@ -448,7 +441,7 @@ class LogPatience:
 
 
 async def iter_log(
-    store: LogStore, reader: LogReader, *, wait: Callable[[], bool] = lambda: False
+    store: LogStore, reader: LogNameer, *, wait: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[list[LogEntry]]:
     """Yield the entries of a log's segments, in order.
 
@@ -473,7 +466,7 @@ async def read_tensor(store: LogStore, name: LogName, entry: LogEntry) -> bytes 
     """Return a step's tensor, from its own object if it has one; ``name`` is one of its log."""
     if entry.data is not None:
         return entry.data
-    apart = LogName(name.task, name.port, name.node, entry.step, apart=True)
+    apart = name.model_copy(update={"number": entry.step, "apart": True})
     return await store.read(apart, entry.length, entry.digest)
 
 
@@ -493,7 +486,7 @@ async def iter_tensors(
     StorageUnavailable, Refused.
     """
     author = request.client if source[0] == CLIENT else executors[source[0]]
-    reader = LogReader(request.execution_id, *source, author, spec.accepts)
+    reader = LogNameer(request.execution_id, *source, author, spec.accepts)
     wait = patience.begin(request, source)
     if not steps:
         return

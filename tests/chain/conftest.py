@@ -12,7 +12,7 @@ import pytest_asyncio
 from eth_utils.crypto import keccak
 
 from splitup.chain.client import Chain
-from splitup.chain.deployment import Deployment, deploy
+from splitup.chain.deployment import deploy
 from splitup.chain.market import terms_to_abi
 from splitup.chain.rpc import Rpc
 from splitup.crypto import bls
@@ -28,6 +28,7 @@ from splitup.crypto.quorum import (
     sign_quorum,
 )
 from splitup.devnet.anvil import derive_key, find_anvil
+from splitup.messages.network import Deployment
 from splitup.messages.plans import Request, request_to_abi
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, plan_alpha
 from tests.builders import find_free_port

@@ -5,14 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from splitup.chain.deployment import Deployment, MarketParameters, deploy
+from splitup.chain.abi import CONTRACTS
+from splitup.chain.deployment import MarketParameters, Terms, deploy
 from splitup.core import limits
 from splitup.core.errors import ChainRejected, ConfigurationError
 from splitup.devnet.anvil import derive_key
+from splitup.messages.network import Deployment
 from tests.chain.conftest import MNEMONIC
 
 DEPLOYMENT = Deployment(
-    31_337, "0x" + "ab" * 32, *("0x" + f"{index:02x}" * 20 for index in range(1, 7))
+    chain_id=31_337,
+    genesis_hash="0x" + "ab" * 32,
+    **{name: "0x" + f"{index:02x}" * 20 for index, name in enumerate(CONTRACTS, start=1)},
 )
 
 
@@ -40,14 +44,5 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
 
 async def test_unsafe_parameters_stop_the_deployment(rpc_url: str) -> None:
     with pytest.raises(ChainRejected, match="deploying market was refused: cheating would be"):
-        await deploy(
-            rpc_url, derive_key(MNEMONIC, 9), parameters=MarketParameters(slash_milli=10_000)
-        )
-
-
-async def test_deployment_uses_the_token_it_is_given(rpc_url: str) -> None:
-    key = derive_key(MNEMONIC, 9)
-    first = await deploy(rpc_url, key)
-    second = await deploy(rpc_url, key, usdc=first.usdc)
-    assert second.usdc == first.usdc
-    assert second.market != first.market
+        unsafe = Terms(parameters=MarketParameters(slash_milli=10_000))
+        await deploy(rpc_url, derive_key(MNEMONIC, 9), unsafe)

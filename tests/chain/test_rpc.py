@@ -12,11 +12,11 @@ from aiohttp import web
 
 from splitup.chain.abi import CONTRACTS, load_abi
 from splitup.chain.client import Chain
-from splitup.chain.deployment import Deployment
 from splitup.chain.event_stream import decode_logs
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.core import limits, tuning
 from splitup.core.errors import ChainUnavailable, ConfigurationError
+from splitup.messages.network import Deployment
 from splitup.net.http import serve_app
 
 
@@ -210,7 +210,7 @@ async def test_s54_an_error_is_repeated_in_part(endpoint: Endpoint) -> None:
             await rpc.request("eth_call")
 
 
-DEPLOYED = Deployment(1, HASH, **{name: ADDRESS for name in CONTRACTS})
+DEPLOYED = Deployment(chain_id=1, genesis_hash=HASH, **{name: ADDRESS for name in CONTRACTS})
 
 
 @pytest.mark.parametrize("result", ["0x", "0x" + "ff" * 32, "0x" + "ff" * 2_000])

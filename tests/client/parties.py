@@ -9,11 +9,11 @@ from splitup.client.market.plan_requests import Wanted
 from splitup.core.tensors import NO_STEPS
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.graph.manifest import Manifest
-from splitup.messages.frames import Frame, Seal, decode_frame
+from splitup.messages.frames import Frame, Seal
 from splitup.messages.plans import Plan, PlanNode
 from splitup.net.signed_frames import seal_frame
 from splitup.protocol.committee.certificates import CommitteeView
-from tests.builders import make_chain_manifest, make_request, make_tensor_frame
+from tests.builders import decode_frame, make_chain_manifest, make_request, make_tensor_frame
 
 
 @dataclass(frozen=True)

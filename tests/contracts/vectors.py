@@ -30,6 +30,7 @@ from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN
 from splitup.protocol.planning import challenges, sampling_clocks
 from splitup.protocol.planning.selection import Index
 from tests.builders import address, make_snapshot, task_id
+from tests.protocol.planning import exact_weights
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "contracts" / "test" / "vectors"
 CASES: Final = 200
@@ -91,8 +92,8 @@ def _make_selection_case(source: random.Random) -> bytes:
         crosses_classes=source.random() < 0.5,
     )
     seed = "0x" + source.randbytes(32).hex()
-    weight = sampling_clocks.compute_weight(entry, terms, snapshot.once(Index).reference)
-    clock = sampling_clocks.compute_clock(seed, task, role, entry.node, weight)
+    weight = exact_weights.compute_weight(entry, terms, snapshot.once(Index).reference)
+    clock = exact_weights.compute_clock(seed, task, role, entry.node, weight)
     opened = challenges.open_entry(snapshot, make_entry_leaves(snapshot), 0)["entry"]
     figures = (terms.flops, terms.weights_bytes, terms.input_bytes, terms.ready_ms)
     opened_task = (

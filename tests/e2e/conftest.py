@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 import pytest
 
 from splitup.chain.client import Chain
-from splitup.chain.deployment import Deployment
 from splitup.client.connection import SplitUp
 from splitup.config import NETWORK_FILE, NetworkConfig, find_cache_directory
 from splitup.crypto.keystore import load_identity
 from splitup.devnet.processes import find_program, read_tail
 from splitup.devnet.state import DevnetState, is_ready, read_runtime
 from splitup.devnet.status import NetworkHealth, fetch_health
+from splitup.messages.network import Deployment
 from splitup.net.http import SignedClient
 from tests.builders import HANG_S
 from tests.texts import read_account

@@ -20,12 +20,12 @@ from typing import Any, Final
 import pytest
 
 from splitup.chain.client import Chain
-from splitup.chain.deployment import Deployment
 from splitup.chain.rpc import Rpc
 from splitup.config import find_cache_directory
 from splitup.crypto.keys import Identity
 from splitup.devnet.anvil import build_command, create_mnemonic, find_anvil
 from splitup.devnet.s3_server import start_object_server
+from splitup.messages.network import Deployment
 from tests.e2e.conftest import PATIENCE_S, ROOT
 from tests.e2e.hosts import Host, Internet, find_obstacle
 

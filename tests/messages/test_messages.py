@@ -16,9 +16,9 @@ from splitup.messages.frames import (
     Seal,
     TensorChunk,
     decode_chunk,
-    decode_frame,
 )
 from splitup.messages.snapshots import Heartbeat
+from tests.builders import decode_frame
 
 SIGNATURE = bytes(range(64))
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import PlanCertificate
+from splitup.messages.storage import LogName
 from splitup.net.object_transfer import NotStored
-from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.log_store import LogObject
 from tests.node.network import Store, TestNode, make_manifest

@@ -34,16 +34,10 @@ from splitup.graph.rules import check_graph
 from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import End, SignedTakeover, Takeover
-from splitup.messages.frames import (
-    CHUNK_MAGIC,
-    Frame,
-    FrameKind,
-    TensorChunk,
-    decode_frame,
-    make_delivery,
-)
+from splitup.messages.frames import CHUNK_MAGIC, Frame, FrameKind, TensorChunk, make_delivery
 from splitup.messages.plans import Plan, PlanCertificate, PlanNode, Request
 from splitup.messages.progress import Progress, TaskFailure, Trace
+from splitup.messages.storage import LogName
 from splitup.net.http import Server, make_app, serve_app
 from splitup.net.links import Link, LinkPool
 from splitup.net.object_transfer import NotStored, get_parts
@@ -52,11 +46,17 @@ from splitup.net.signed_frames import (
     seal_frame,
 )
 from splitup.protocol.execution.ends import sign_end
-from splitup.protocol.execution.log_segments import LogReader
-from splitup.protocol.execution.storage_keys import LogName
+from splitup.protocol.execution.log_segments import LogNameer
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.storage.log_store import LogObject, iter_log, read_tensor
-from tests.builders import HANG_S, KERNELS, make_stored_frame, make_tensor_frame, wait_open
+from tests.builders import (
+    HANG_S,
+    KERNELS,
+    decode_frame,
+    make_stored_frame,
+    make_tensor_frame,
+    wait_open,
+)
 from tests.node.graphs import make_accumulator, make_reference, make_sum
 
 
@@ -206,7 +206,7 @@ class StoredLogs:
 
 async def read_log(store: Store, execution_id: str, task: int, port: int, node: str) -> list[bytes]:
     """Return a stored log, step by step."""
-    reader = LogReader(execution_id, task, port, node, lambda length: True)
+    reader = LogNameer(execution_id, task, port, node, lambda length: True)
     logs = StoredLogs(store, execution_id)
     return [
         bytes(await read_tensor(logs, reader.name, entry))

@@ -19,7 +19,7 @@ from splitup_node.committee.committee_client import CommitteeClient
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
-from splitup.chain.deployment import Deployment, deploy
+from splitup.chain.deployment import deploy
 from splitup.core.errors import PeerFault, Refused, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
@@ -35,6 +35,7 @@ from splitup.messages.completions import (
     ExecutorCommitment,
     TaskCommitment,
 )
+from splitup.messages.network import Deployment
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.snapshots import Heartbeat
 from splitup.messages.verification import (

@@ -17,7 +17,7 @@ from splitup_oracle.config import GatewayConfig
 from splitup_oracle.gateway.http_gateway import RunningGateway, start_gateway
 
 from splitup.chain.client import Chain
-from splitup.chain.deployment import Deployment, deploy
+from splitup.chain.deployment import deploy
 from splitup.chain.rpc import Rpc
 from splitup.crypto import bls
 from splitup.crypto.keys import Identity, generate_identity
@@ -25,6 +25,7 @@ from splitup.crypto.quorum import Domain, sign_quorum
 from splitup.devnet.anvil import derive_key
 from splitup.devnet.s3_server import ObjectServer, start_object_server
 from splitup.graph.manifest import Manifest, get_manifest_key
+from splitup.messages.network import Deployment
 from splitup.messages.plans import MemberSignature, Plan, PlanCertificate, Request
 from splitup.messages.snapshots import Snapshot, SnapshotEntry
 from splitup.messages.storage import UploadObject

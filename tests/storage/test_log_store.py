@@ -15,10 +15,9 @@ from aiohttp import web
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Refused, StorageUnavailable
-from splitup.messages.storage import Grant, Grants, LogRead, LogWrite
+from splitup.messages.storage import Grant, Grants, LogName, LogWrite
 from splitup.net.object_transfer import NotStored
-from splitup.protocol.execution.log_segments import LogEntry, LogReader
-from splitup.protocol.execution.storage_keys import LogName
+from splitup.protocol.execution.log_segments import LogEntry, LogNameer
 from splitup.storage.log_store import (
     GrantedLogs,
     LogObject,
@@ -61,12 +60,12 @@ class FlakyStore:
         data = self.objects[key]
         return web.Response(body=data[: len(data) - self.cut_bytes])
 
-    async def ask(self, writes: Sequence[LogWrite], reads: Sequence[LogRead]) -> Grants:
+    async def ask(self, writes: Sequence[LogWrite], reads: Sequence[LogName]) -> Grants:
         self.asked += 1
         if self.refuse:
             raise Refused("the quota is used up", status=self.refuse)
-        names = [LogName(w.task, w.port, NODE, w.number, w.apart) for w in writes]
-        pairs = [("PUT", name) for name in names] + [("GET", LogName.of(read)) for read in reads]
+        names = [LogName.of(w.task, w.port, NODE, w.number, apart=w.apart) for w in writes]
+        pairs = [("PUT", name) for name in names] + [("GET", read) for read in reads]
         return Grants(grants=tuple(self.grant(method, name) for method, name in pairs))
 
     def grant(self, method: str, name: LogName) -> Grant:
@@ -107,7 +106,7 @@ def make_entries(count: int) -> list[LogEntry]:
 
 
 async def read_all(logs: GrantedLogs) -> list[LogEntry]:
-    reader = LogReader(EXECUTION, 2, 0, NODE, lambda length: True)
+    reader = LogNameer(EXECUTION, 2, 0, NODE, lambda length: True)
     return [entry async for entries in iter_log(logs, reader) for entry in entries]
 
 
@@ -188,21 +187,21 @@ async def test_f21_large_tensor_that_is_cut_off_is_never_used(
 ) -> None:
     data = bytes(range(256)) * (limits.INLINE_TENSOR_BYTES // 256 + 1)
     digest = hashlib.sha256(data).digest()
-    name = LogName(2, 0, NODE, 7, apart=True)
+    name = LogName.of(2, 0, NODE, 7, apart=True)
     await logs.write([LogObject(name, data, digest, len(data))])
     entry = LogEntry(7, digest, len(data), None)
-    assert await read_tensor(logs, LogName(2, 0, NODE, 0), entry) == data
+    assert await read_tensor(logs, LogName.of(2, 0, NODE, 0), entry) == data
     store.cut_bytes = 1
     with pytest.raises(PeerFault, match="another digest"):
-        await read_tensor(logs, LogName(2, 0, NODE, 0), entry)
+        await read_tensor(logs, LogName.of(2, 0, NODE, 0), entry)
 
 
 async def test_missing_segment_is_the_end_or_waited_for(
     store: FlakyStore, logs: GrantedLogs
 ) -> None:
     with pytest.raises(NotStored):
-        await logs.read(LogName(2, 0, NODE, 0), 100, None)
-    reader = LogReader(EXECUTION, 2, 0, NODE, lambda length: True)
+        await logs.read(LogName.of(2, 0, NODE, 0), 100, None)
+    reader = LogNameer(EXECUTION, 2, 0, NODE, lambda length: True)
     entries = make_entries(2)
     writer = LogWriter(EXECUTION, NODE, logs)
     looks: list[int] = []
@@ -224,7 +223,7 @@ async def test_f22_deadline_ends_the_tries(store: FlakyStore) -> None:
     async with aiohttp.ClientSession() as session:
         late = GrantedLogs(EXECUTION, lambda: session, store.ask, deadline_s=time.time() + 0.2)
         with pytest.raises(StorageUnavailable):
-            await late.read(LogName(2, 0, NODE, 0), 100, None)
+            await late.read(LogName.of(2, 0, NODE, 0), 100, None)
 
 
 async def test_a_node_that_is_refused_grants_upfront_asks_for_each_object(
@@ -235,7 +234,7 @@ async def test_a_node_that_is_refused_grants_upfront_asks_for_each_object(
             raise Refused("the key is neither an executor nor the client", status=403)
 
         async def log_grants(
-            self, certificate: Any, writes: Sequence[LogWrite], reads: Sequence[LogRead], _: Any
+            self, certificate: Any, writes: Sequence[LogWrite], reads: Sequence[LogName], _: Any
         ) -> Grants:
             return await store.ask(writes, reads)
 
@@ -243,7 +242,7 @@ async def test_a_node_that_is_refused_grants_upfront_asks_for_each_object(
     certificate: Any = SimpleNamespace(plan=SimpleNamespace(request=request))
     executor_map: Any = SimpleNamespace(takeovers={})
     gateway: Any = Gateway()
-    name, data = LogName(2, 0, NODE, 3, apart=True), b"large"
+    name, data = LogName.of(2, 0, NODE, 3, apart=True), b"large"
     async with aiohttp.ClientSession() as session:
         logs = open_logs(
             gateway, lambda: session, certificate, executor_map, has_large_tensors=True

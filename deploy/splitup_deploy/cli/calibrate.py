@@ -18,11 +18,11 @@ def command(
     target_vram: TargetFlag,
     cut: CutOptions,
     steps: Annotated[
-        int, typer.Option("--steps", metavar="N", min=2, max=4096, help="Steps to compute.")
+        int, typer.Option(metavar="N", min=2, max=4096, help="Steps to compute.")
     ] = 24,
     prompt: Annotated[
         str,
-        typer.Option("--prompt", metavar="TEXT", help="Text to compute; random tokens follow it."),
+        typer.Option(metavar="TEXT", help="Text to compute; random tokens follow it."),
     ] = "",
     file: Annotated[
         Path | None,

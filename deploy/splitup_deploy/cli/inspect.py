@@ -33,14 +33,12 @@ class InspectOptions:
             help="Registered name or id; or, to compile, what 'register' takes, or a config.json.",
         ),
     ]
-    target_vram: Annotated[
-        str | None, typer.Option("--target-vram", metavar="SIZE", help=TARGET_HELP)
-    ] = None
+    target_vram: Annotated[str | None, typer.Option(metavar="SIZE", help=TARGET_HELP)] = None
     cut: CutOptions
     manifest: ManifestOptions
     format: Annotated[
         Literal["text", "mermaid", "dot"],
-        typer.Option("--format", help="Text, or the task graph for Mermaid or Graphviz."),
+        typer.Option(help="Text, or the task graph for Mermaid or Graphviz."),
     ] = "text"
     file: Annotated[
         Path | None,

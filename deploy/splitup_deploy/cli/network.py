@@ -115,7 +115,7 @@ async def deploy_command(
         _confirm("Send these transactions?" if plan.steps else "Nothing to send. Verify?")
     deployment = await deploy_network(settings, identity, output.say)
     said = f"deployed and verified; give everybody {settings.deployment}"
-    output.give(asdict(deployment), lambda: output.out.print(said, soft_wrap=True))
+    output.give(deployment.model_dump(), lambda: output.out.print(said, soft_wrap=True))
 
 
 @app.command("verify")

@@ -20,7 +20,7 @@ TARGET_HELP = (
     "Memory a task may need: 12GB, 900MB, 6GiB. Several sizes are those of a mixed fleet's cards, "
     "which get tasks in turn: 8GB,12GB,24GB."
 )
-TargetFlag = Annotated[str, typer.Option("--target-vram", metavar="SIZE", help=TARGET_HELP)]
+TargetFlag = Annotated[str, typer.Option(metavar="SIZE", help=TARGET_HELP)]
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -38,9 +38,9 @@ class SourceOptions:
     argument: Annotated[
         str | None, typer.Argument(metavar="MODEL", help=SOURCE_HELP, show_default=False)
     ] = None
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="The same, as an option.")
-    ] = None
+    model: Annotated[str | None, typer.Option(metavar="MODEL", help="The same, as an option.")] = (
+        None
+    )
 
     def read(self) -> str:
         """Return the model; raise InvalidInput unless it was given once."""
@@ -59,21 +59,19 @@ class NetworkOptions:
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config",
-            metavar="PATH",
-            help="Network file or directory (default: $SPLITUP_HOME, .splitup).",
+            metavar="PATH", help="Network file or directory (default: $SPLITUP_HOME, .splitup)."
         ),
     ] = None
     rpc_url: Annotated[
-        str | None, typer.Option("--rpc-url", metavar="URL", help="The chain's RPC endpoint.")
+        str | None, typer.Option(metavar="URL", help="The chain's RPC endpoint.")
     ] = None
     deployment: Annotated[
         Path | None,
-        typer.Option("--deployment", metavar="FILE", help="File with the contracts' addresses."),
+        typer.Option(metavar="FILE", help="File with the contracts' addresses."),
     ] = None
     gateway: Annotated[
         str | None,
-        typer.Option("--gateway", metavar="URLS", help="Storage gateways' URLs, with commas."),
+        typer.Option(metavar="URLS", help="Storage gateways' URLs, with commas."),
     ] = None
 
     def load(self, key: KeyOptions | None = None) -> NetworkConfig:
@@ -94,12 +92,10 @@ class NetworkOptions:
 class KeyOptions:
     """Whose key signs."""
 
-    keystore: Annotated[
-        Path | None, typer.Option("--keystore", metavar="FILE", help="Your key file.")
-    ] = None
+    keystore: Annotated[Path | None, typer.Option(metavar="FILE", help="Your key file.")] = None
     passphrase_file: Annotated[
         Path | None,
-        typer.Option("--passphrase-file", metavar="FILE", help="File that holds its passphrase."),
+        typer.Option(metavar="FILE", help="File that holds its passphrase."),
     ] = None
 
 
@@ -110,7 +106,6 @@ class CutOptions:
     context: Annotated[
         int | None,
         typer.Option(
-            "--context",
             metavar="N",
             min=1,
             help="Tokens a sequence may have (default: as many as the model was trained for).",
@@ -118,9 +113,7 @@ class CutOptions:
     ] = None
     chunk: Annotated[
         int | None,
-        typer.Option(
-            "--chunk", metavar="N", min=1, help="The most tokens of one step (default: 64)."
-        ),
+        typer.Option(metavar="N", min=1, help="The most tokens of one step (default: 64)."),
     ] = None
     dims: Annotated[
         list[str] | None,
@@ -133,7 +126,6 @@ class CutOptions:
     adapter: Annotated[
         Path | None,
         typer.Option(
-            "--adapter",
             metavar="DIR",
             help="LoRA adapter (a PEFT directory) to merge into a Hugging Face directory.",
         ),
@@ -148,7 +140,6 @@ class CutOptions:
     images: Annotated[
         str | None,
         typer.Option(
-            "--images",
             metavar="MODEL_ID",
             help="Take images as well: the id under which --vision registered the same directory.",
         ),
@@ -156,31 +147,25 @@ class CutOptions:
     without: Annotated[
         Literal["text", "chat"] | None,
         typer.Option(
-            "--without",
             help="Go on where the tokenizer or chat template cannot be used: 'text' makes a "
-            "function of token ids, 'chat' a text model that takes no chats.",
+            "function of token ids, 'chat' a text model that takes no chats."
         ),
     ] = None
     balance: Annotated[
         Literal["latency", "throughput"],
         typer.Option(
-            "--balance",
-            help="Cut for the shortest step of one user, or for the most steps a second of many.",
+            help="Cut for the shortest step of one user, or for the most steps a second of many."
         ),
     ] = "latency"
     max_tasks: Annotated[
         int | None,
         typer.Option(
-            "--max-tasks",
-            metavar="N",
-            min=1,
-            help=f"The most tasks to cut into (default: {limits.MAX_TASKS}).",
+            metavar="N", min=1, help=f"The most tasks to cut into (default: {limits.MAX_TASKS})."
         ),
     ] = None
     private: Annotated[
         int | None,
         typer.Option(
-            "--private",
             metavar="K",
             min=0,
             help="Blocks at each end that users run themselves, with embedding and head "
@@ -196,7 +181,6 @@ class ManifestOptions:
     price: Annotated[
         str | None,
         typer.Option(
-            "--price",
             metavar="USDC",
             help="What a million steps pay the nodes, such as 0.04, divided among the tasks in "
             "proportion to the default prices (default: from operations and memory).",
@@ -205,17 +189,13 @@ class ManifestOptions:
     tolerance: Annotated[
         Path | None,
         typer.Option(
-            "--tolerance",
-            metavar="FILE",
-            help="What 'splitup-deploy calibrate --output' wrote for this cut.",
+            metavar="FILE", help="What 'splitup-deploy calibrate --output' wrote for this cut."
         ),
     ] = None
     privacy: Annotated[
         Path | None,
         typer.Option(
-            "--privacy",
-            metavar="FILE",
-            help="What 'splitup-deploy privacy --output' wrote for this --private.",
+            metavar="FILE", help="What 'splitup-deploy privacy --output' wrote for this --private."
         ),
     ] = None
     reference: Annotated[

@@ -29,9 +29,7 @@ class RegisterOptions:
     """What to register, as whom, and where."""
 
     source: SourceOptions
-    name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="Name under which users find it.")
-    ]
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name under which users find it.")]
     target_vram: TargetFlag
     cut: CutOptions
     manifest: ManifestOptions

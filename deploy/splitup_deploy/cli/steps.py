@@ -79,7 +79,7 @@ async def open_network(
 ) -> AsyncIterator[tuple[Chain, GatewayClient]]:
     """Connect to chain and gateway. Transactions need an identity."""
     from splitup.chain.client import Chain
-    from splitup.chain.deployment import Deployment
+    from splitup.messages.network import Deployment
     from splitup.storage.gateway_client import GatewayClient
 
     deployment = Deployment.load(network.deployment)

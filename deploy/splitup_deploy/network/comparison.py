@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from splitup.chain.abi import ContractName, load_abi
 from splitup.chain.client import Chain
-from splitup.chain.creation import check_creation, find_creation
-from splitup.chain.deployment import Deployment
+from splitup.chain.deployment import check_creation, find_creation
 from splitup.chain.rpc import Rpc
 from splitup.core.errors import ChainRejected
+from splitup.messages.network import Deployment
 from splitup_deploy.network.settings import NetworkSettings
 
 OWNED: Final[tuple[ContractName, ...]] = ("committee", "bonds", "nodes", "market")

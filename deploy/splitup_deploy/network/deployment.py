@@ -12,19 +12,21 @@ from typing import Any, Final
 from splitup.chain.abi import CONTRACTS, ContractName, load_abi
 from splitup.chain.account_lock import AccountLock
 from splitup.chain.client import Chain
-from splitup.chain.creation import (
+from splitup.chain.deployment import (
     CreationRecord,
+    compute_address,
     create_contracts,
+    encode_creation,
     find_creation,
     wait_for_pool,
 )
-from splitup.chain.deployment import Deployment, compute_address, encode_creation
 from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
 from splitup.chain.sender import Sender, fetch_fees
 from splitup.core import tuning
 from splitup.core.errors import ChainRejected, ChainUnavailable, ConfigurationError
 from splitup.crypto.keys import Identity
+from splitup.messages.network import Deployment
 from splitup_deploy.network.comparison import (
     OWNED,
     ContractCall,
@@ -83,7 +85,7 @@ async def make_plan(settings: NetworkSettings) -> DeploymentPlan:
         if len(addresses) < len(CONTRACTS):
             steps = await _plan_contracts(rpc, settings, account, addresses)
         else:
-            deployment = _make_deployment(record, addresses, settings)
+            deployment = record.make_deployment(addresses, settings.confirmations)
             steps = []
             async with await Chain.connect(settings.rpc_url, deployment) as chain:
                 for difference in await compare(chain, settings, account):
@@ -137,7 +139,7 @@ async def deploy_network(
         addresses = await create_contracts(
             rpc, sender, record, settings.terms, save, say, usdc=settings.token
         )
-        deployment = _make_deployment(record, addresses, settings)
+        deployment = record.make_deployment(addresses, settings.confirmations)
         await wait_for_pool(rpc, identity.address)
         async with await Chain.connect(
             settings.rpc_url,
@@ -220,18 +222,13 @@ def save_record(settings: NetworkSettings, record: CreationRecord) -> None:
 
 
 async def _open_record(rpc: Rpc, settings: NetworkSettings, account: str) -> CreationRecord:
-    chain_id = int(await rpc.request("eth_chainId"), 16)
-    genesis = (await rpc.request("eth_getBlockByNumber", "0x0", False))["hash"]
-    record = settings.load_record()
+    new, record = await CreationRecord.start(rpc, account), settings.load_record()
     if record is None:
-        head = int(await rpc.request("eth_blockNumber"), 16)
-        return CreationRecord(
-            chain_id=chain_id, genesis_hash=genesis, creator=account, first_block=head
-        )
-    if (record.chain_id, record.genesis_hash) != (chain_id, genesis):
+        return new
+    if (record.chain_id, record.genesis_hash) != (new.chain_id, new.genesis_hash):
         raise ConfigurationError(
             f"{settings.record} is of chain {record.chain_id} and the endpoint {settings.rpc_url} "
-            f"serves another one ({chain_id}); correct rpc_url in {settings.path}"
+            f"serves another one ({new.chain_id}); correct rpc_url in {settings.path}"
         )
     if record.creator != account and len(record.contracts) < len(CONTRACTS) - 1:
         raise ConfigurationError(
@@ -251,18 +248,6 @@ async def _find_contracts(
         if found := await find_creation(rpc, entry):
             addresses[contract] = found.address
     return addresses
-
-
-def _make_deployment(
-    record: CreationRecord, addresses: dict[ContractName, str], settings: NetworkSettings
-) -> Deployment:
-    return Deployment(
-        record.chain_id,
-        record.genesis_hash,
-        **addresses,
-        confirmations=settings.confirmations,
-        first_block=record.first_block,
-    )
 
 
 @contextlib.asynccontextmanager

@@ -9,8 +9,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from splitup.chain.creation import CreationRecord
-from splitup.chain.deployment import MarketParameters, Terms
+from splitup.chain.deployment import CreationRecord, MarketParameters, Terms
 from splitup.config import load_toml
 from splitup.core import limits, tuning
 from splitup.core.errors import ConfigurationError

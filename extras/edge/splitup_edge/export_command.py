@@ -32,18 +32,16 @@ class ExportOptions:
     backend: Annotated[
         Literal["xnnpack", "portable", "onnx"],
         typer.Option(
-            "--backend",
-            help="ExecuTorch with XNNPACK's kernels or with its portable ones, or an ONNX file.",
+            help="ExecuTorch with XNNPACK's kernels or with its portable ones, or an ONNX file."
         ),
     ] = "xnnpack"
     dtype: Annotated[
         Literal["fp32", "fp16", "int8", "int4"],
-        typer.Option("--dtype", help="How weights are stored; integers multiply by integers."),
+        typer.Option(help="How weights are stored; integers multiply by integers."),
     ] = "fp32"
     max_len: Annotated[
         int | None,
         typer.Option(
-            "--max-len",
             metavar="N",
             min=1,
             help="Tokens a text may have (default: as many as the model was trained for).",
@@ -52,7 +50,6 @@ class ExportOptions:
     block: Annotated[
         int | None,
         typer.Option(
-            "--block",
             metavar="N",
             min=1,
             help="Rows of one step (default: 1, or the block of a model that writes blocks).",

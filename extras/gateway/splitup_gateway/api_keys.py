@@ -13,16 +13,15 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 import sqlalchemy as sql
 from sqlalchemy import exc
 
-from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
-from splitup.storage.private_files import open_database
+from splitup.core.errors import InvalidInput
+from splitup_gateway.database import Database
 
 PREFIX: Final = "sk-splitup-"
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,64}")
@@ -104,36 +103,11 @@ def get_principal(key: ApiKey | None) -> str:
     return f"group {key.group}" if key.group else f"key {key.name}"
 
 
-class ApiKeys:
-    """The table of keys. Calls block for a query, so servers make them in a thread."""
+class ApiKeys(Database):
+    """The table of keys."""
 
-    def __init__(self, engine: sql.Engine) -> None:
-        self._engine = engine
-
-    @classmethod
-    def open(cls, url: str) -> Self:
-        """Open a database, creating the table if there is none.
-
-        ``url`` is SQLAlchemy's: ``sqlite:///keys.sqlite``, ``postgresql+psycopg://user@host/name``.
-        Raises ConfigurationError.
-        """
-        name = ""
-        try:
-            name = sql.make_url(url).render_as_string(hide_password=True)
-            engine = open_database(url)
-            if engine.dialect.name == "sqlite":
-                with engine.connect() as connection:  # writes once for each change, not thrice
-                    connection.execute(sql.text("PRAGMA journal_mode = WAL"))
-            _METADATA.create_all(engine)
-        except (exc.SQLAlchemyError, ImportError, OSError) as error:
-            raise ConfigurationError(
-                f"the database of API keys {name} cannot be opened: {_shorten(error)}"
-            ) from None
-        return cls(engine)
-
-    def close(self) -> None:
-        """Close every connection."""
-        self._engine.dispose()
+    what = "the database of API keys"
+    tables = _METADATA
 
     def create(
         self,
@@ -262,25 +236,9 @@ class ApiKeys:
             change = _KEYS.update().where(_KEYS.c.name == row.name).values(spent_micro_usdc=spent)
             connection.execute(change)
 
-    @contextmanager
-    def _begin(self) -> Iterator[sql.Connection]:
-        try:
-            with self._engine.begin() as connection:
-                yield connection
-        except exc.IntegrityError:
-            raise
-        except exc.SQLAlchemyError as error:
-            raise Unavailable(f"the database of API keys failed: {_shorten(error)}") from None
-
 
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _shorten(error: Exception) -> str:
-    """Return the first line of a database's error, without the statement and its values."""
-    original = getattr(error, "orig", None) or error
-    return str(original).strip().partition("\n")[0][:200]
 
 
 def _read(row: sql.Row[tuple[object, ...]]) -> ApiKey:

@@ -49,7 +49,6 @@ def _read_settings(context: typer.Context, path: Path | None) -> Path | None:
 SettingsFlag = Annotated[
     Path | None,
     typer.Option(
-        "--settings",
         metavar="FILE",
         is_eager=True,
         callback=_read_settings,
@@ -63,14 +62,14 @@ class TlsFlags:
     """Files for TLS."""
 
     tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Own certificate chain, PEM.")
+        Path | None, typer.Option(metavar="FILE", help="Own certificate chain, PEM.")
     ] = None
-    tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM.")
-    ] = None
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = (
+        None
+    )
     tls_ca: Annotated[
         Path | None,
-        typer.Option("--tls-ca", metavar="FILE", help="Who has to have signed the other side's."),
+        typer.Option(metavar="FILE", help="Who has to have signed the other side's."),
     ] = None
 
     def read(self) -> Tls:
@@ -86,22 +85,18 @@ class WorkerFlags:
 
     host: Annotated[
         str,
-        typer.Option(
-            "--host", metavar="ADDRESS", help="Address to listen on; beyond this machine with TLS."
-        ),
+        typer.Option(metavar="ADDRESS", help="Address to listen on; beyond this machine with TLS."),
     ] = "127.0.0.1"
     port: Annotated[
-        int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="0 takes a free one.")
+        int, typer.Option(metavar="PORT", min=0, max=65_535, help="0 takes a free one.")
     ] = 0
     sessions: Annotated[
         int,
-        typer.Option(
-            "--sessions", metavar="N", min=1, help="Texts at once; the least recent one goes."
-        ),
+        typer.Option(metavar="N", min=1, help="Texts at once; the least recent one goes."),
     ] = 8
     session_ttl: Annotated[
         float,
-        typer.Option("--session-ttl", metavar="S", min=1.0, help="Seconds until an unused one."),
+        typer.Option(metavar="S", min=1.0, help="Seconds until an unused one."),
     ] = 300.0
 
     @property
@@ -125,10 +120,7 @@ class MarketFlags:
     lease_steps: Annotated[
         int,
         typer.Option(
-            "--lease-steps",
-            metavar="N",
-            min=1,
-            help="Steps that an execution pays for ahead; with --market.",
+            metavar="N", min=1, help="Steps that an execution pays for ahead; with --market."
         ),
     ] = 1_024
 

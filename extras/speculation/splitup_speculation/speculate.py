@@ -33,7 +33,6 @@ class CallFlags:
     target: Annotated[
         str,
         typer.Option(
-            "--target",
             metavar="HOST:PORT[,…]",
             help="Target workers of one model; the next one replaces one that fails.",
         ),
@@ -41,20 +40,19 @@ class CallFlags:
     draft: Annotated[
         str,
         typer.Option(
-            "--draft",
             metavar="HOST:PORT[,…]",
             help="Draft workers; without any, n-grams of the text are the drafts.",
         ),
     ] = ""
     target_timeout: Annotated[
-        float, typer.Option("--target-timeout", metavar="S", min=0.1, help="Seconds of a step.")
+        float, typer.Option(metavar="S", min=0.1, help="Seconds of a step.")
     ] = 30.0
     draft_timeout: Annotated[
-        float, typer.Option("--draft-timeout", metavar="S", min=0.01, help="Seconds of a tree.")
+        float, typer.Option(metavar="S", min=0.01, help="Seconds of a tree.")
     ] = 5.0
     spans: Annotated[
         Path | None,
-        typer.Option("--spans", metavar="FILE", help="Write every call's times, as JSON lines."),
+        typer.Option(metavar="FILE", help="Write every call's times, as JSON lines."),
     ] = None
 
 
@@ -65,22 +63,16 @@ class PenaltyFlags:
     repetition_penalty: Annotated[
         float,
         typer.Option(
-            "--repetition-penalty",
-            metavar="P",
-            help="Divide logits of tokens that the prompt or the text has; 1 for none.",
+            metavar="P", help="Divide logits of tokens that the prompt or the text has; 1 for none."
         ),
     ] = 1.0
     frequency_penalty: Annotated[
         float,
-        typer.Option(
-            "--frequency-penalty", metavar="P", help="Subtract this each time a token was chosen."
-        ),
+        typer.Option(metavar="P", help="Subtract this each time a token was chosen."),
     ] = 0.0
     presence_penalty: Annotated[
         float,
-        typer.Option(
-            "--presence-penalty", metavar="P", help="Subtract this once if a token was chosen."
-        ),
+        typer.Option(metavar="P", help="Subtract this once if a token was chosen."),
     ] = 0.0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -165,7 +164,7 @@ async def join(
     result = {
         **made,
         "stake_micro_usdc": least + compute_spare(least),
-        "network": asdict(deployment),
+        "network": deployment.model_dump(),
     }
     output.give(result, lambda: _show_joined(result, output.out))
 

@@ -15,10 +15,10 @@ from functools import partial
 from splitup.core import tuning
 from splitup.core.errors import PeerFault, SplitUpError
 from splitup.messages.base import CLIENT
+from splitup.messages.storage import LogName
 from splitup.net.object_transfer import NotStored
-from splitup.protocol.execution.log_segments import LogEntry, LogReader
+from splitup.protocol.execution.log_segments import LogEntry, LogNameer
 from splitup.protocol.execution.routes import get_sources
-from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import PortId, Tensor
 from splitup.storage.log_store import iter_log, read_tensor
 from splitup_node.execution.execution_table import ExecutionTable
@@ -76,7 +76,7 @@ class Replay:
         progress says, and the client finds out who it is.
         """
         if source[0] in execution.parts:  # produced here: nobody else sends what is not stored yet
-            name = LogName(*source, execution.node, 0)
+            name = LogName.of(*source, execution.node, 0)
             for entry in execution.record.writer.get_unstored(*source):
                 await self._offer_entry(execution, part, name, entry)
         broken = ""
@@ -86,7 +86,7 @@ class Replay:
                 await asyncio.sleep(tuning.LOG_POLL_S)
                 continue
             spec = execution.routing.routes.specs[source]
-            reader = LogReader(execution.id, *source, author, spec.accepts)
+            reader = LogNameer(execution.id, *source, author, spec.accepts)
             wait = partial(self._is_expected, execution, part, reader)
             try:
                 async for entries in iter_log(execution.store, reader, wait=wait):
@@ -105,7 +105,7 @@ class Replay:
             return False
         return not self._queue.has(execution.id, source, step, part.task)
 
-    def _is_expected(self, execution: Execution, part: Part, reader: LogReader) -> bool:
+    def _is_expected(self, execution: Execution, part: Part, reader: LogNameer) -> bool:
         """Return whether to wait for the reader's next segment, which is not stored yet."""
         name = reader.name
         source = name.task, name.port
@@ -116,7 +116,7 @@ class Replay:
         self,
         execution: Execution,
         part: Part,
-        reader: LogReader,
+        reader: LogNameer,
         entries: list[LogEntry],
     ) -> None:
         """Offer one segment to the queue once the task is at most REPLAY_AHEAD_STEPS behind it.

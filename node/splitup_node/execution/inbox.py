@@ -22,12 +22,12 @@ from splitup.messages.frames import (
     decode_frames,
 )
 from splitup.messages.progress import Progress, TaskProgress
+from splitup.messages.storage import LogName
 from splitup.net.links import Link
 from splitup.net.object_transfer import NotStored
 from splitup.net.signed_frames import make_message_frame, seal_frame, verify_seal
 from splitup.protocol.execution.ends import check_end, check_interim
 from splitup.protocol.execution.log_segments import LogEntry
-from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import EarlyFrames, PortId, Tensor
 from splitup.storage.log_store import read_tensor
 from splitup_node.execution.execution_table import ExecutionTable
@@ -164,7 +164,7 @@ class Inbox:
     def _begin_fetch(self, execution: Execution, frame: Frame) -> None:
         """Fetch a large tensor from the object store, however often its frame comes, once."""
         author = execution.executor_map.get_author(frame.task)
-        name = LogName(frame.task, frame.port, author, frame.step)
+        name = LogName.of(frame.task, frame.port, author, frame.step)
         if (execution.id, name) in self._fetching:
             return
         release = self._queue.reserve(execution.id, frame.step, frame.length)

@@ -20,11 +20,11 @@ from splitup.core.errors import SplitUpError
 from splitup.core.tensors import holds_zeros
 from splitup.crypto.keys import Identity
 from splitup.messages.frames import Frame
+from splitup.messages.storage import LogName
 from splitup.net.links import Link, LinkPool
 from splitup.net.signed_frames import make_entry_frame, seal_frame, seal_frames
 from splitup.net.tensor_chunks import has_room, send_direct
 from splitup.protocol.execution.log_segments import LogEntry
-from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.task_queue import PortId, Run, Tensor
 from splitup.storage.log_store import LogObject
 from splitup_node.execution.execution_table import ExecutionTable
@@ -202,7 +202,7 @@ class Outputs:
             digest, earlier = await send_direct(
                 self._identity, links, execution.id, source, run.step, data, find
             )
-            name = LogName(*source, execution.node, run.step, apart=True)
+            name = LogName.of(*source, execution.node, run.step, apart=True)
             await execution.store.write([LogObject(name, data, digest, len(data))])
         except SplitUpError as error:
             reason = f"its output cannot be stored: {error}"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from splitup.chain.client import Chain
-from splitup.chain.deployment import Deployment
 from splitup.chain.earnings import fetch_days
 from splitup.chain.market import distribute, find_dues
 from splitup.client.inputs import format_usdc
@@ -19,6 +18,7 @@ from splitup.core.background import Closing
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import unpack_word
+from splitup.messages.network import Deployment
 from splitup.protocol.planning.exposure import compute_spare
 from splitup_node.config import NodeConfig, make_command
 

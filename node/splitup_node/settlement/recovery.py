@@ -17,7 +17,7 @@ from splitup.core import tuning
 from splitup.core.errors import Refused, SplitUpError
 from splitup.messages.completions import SignedEnd, SignedTakeover
 from splitup.messages.plans import PlanCertificate
-from splitup.protocol.execution.storage_keys import LogName
+from splitup.messages.storage import LogName
 from splitup.protocol.execution.task_queue import LocalTask
 from splitup.storage.journal import Journal
 from splitup.storage.log_store import LogPatience
@@ -121,7 +121,7 @@ class Recovery:
         async def log(step: int, outputs: Sequence[bytes | memoryview]) -> None:
             for port, data in enumerate(outputs):
                 if step >= first[port]:
-                    name = LogName(task, port, execution.node, step, apart=True)
+                    name = LogName.of(task, port, execution.node, step, apart=True)
                     await append_output(execution.record.writer, execution.store, name, data)
 
         part = execution.add_part(task, self.engine.table.new_session())

@@ -12,9 +12,9 @@ from splitup.core.background import cancel
 from splitup.graph.manifest import Manifest
 from splitup.graph.step_groups import StepGroup
 from splitup.messages.plans import Request
+from splitup.messages.storage import LogName
 from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.routes import get_sources
-from splitup.protocol.execution.storage_keys import LogName
 from splitup.storage.log_store import LogObject, LogPatience, LogStore, LogWriter, iter_tensors
 from splitup_node.execution.engine import Engine
 from splitup_node.execution.kept.digests import Digests

@@ -20,13 +20,13 @@ from splitup.core.errors import PeerFault, SplitUpError, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
 from splitup.messages import api
+from splitup.messages.storage import LogName
 from splitup.messages.verification import (
     ValidatorCommitment,
     VerificationOrder,
     VerificationResult,
 )
 from splitup.protocol.committee.certificates import check_draw, check_plan
-from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.planning.validators import check_validators, compares_numbers
 from splitup.protocol.settlement.proof_of_sampling import is_sampled
 from splitup.storage.log_store import LogPatience, LogStore, LogWriter
@@ -129,7 +129,7 @@ class Verifier:
 
         async def log(step: int, outputs: Sequence[bytes | memoryview]) -> None:
             for port, data in enumerate(outputs):
-                name = LogName(order.task, port, node, step, apart=True)
+                name = LogName.of(order.task, port, node, step, apart=True)
                 await append_output(writer, store, name, data)
 
         keep = log if compares_numbers(order, manifest) else None

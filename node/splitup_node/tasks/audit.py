@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from splitup.chain.client import Chain
-from splitup.chain.deployment import Deployment
 from splitup.chain.models import RecordedModels
 from splitup.chain.registered_models import fetch_models
 from splitup.client.inputs import format_bytes
@@ -29,6 +28,7 @@ from splitup.core.throughput import Rate
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Task
 from splitup.messages.determinism import check_own
+from splitup.messages.network import Deployment
 from splitup.net.http import SignedClient
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.task_cache import TaskCache

@@ -36,10 +36,8 @@ from splitup_node.worker.ipc import (
     RunAnswer,
     RunRequest,
     decode_load,
-    decode_run,
     decode_runs,
     describe_failure,
-    encode_answer,
     encode_answers,
     encode_message,
 )
@@ -142,6 +140,8 @@ class Worker:
         The failure of one step does not affect the others. Several requests of one session alone
         are consecutive steps: behind one that fails none is run.
         """
+        if len(requests) == 1:
+            return [self._try_run(requests[0])]
         if len({request.session for request in requests}) == 1:
             return self._run_in_order(requests)
         answers: dict[int, RunAnswer | Exception] = {}
@@ -193,7 +193,10 @@ class Worker:
     def _try_run(self, request: RunRequest) -> RunAnswer | Exception:
         try:
             return self.run(request)
+        except SplitUpError as error:
+            return error
         except Exception as error:  # tinygrad raises anything; the daemon decides what it means
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             self.has_failed = True
             return error
 
@@ -371,8 +374,6 @@ def _tell_of_load(
 
 def _answer(worker: Worker, kind: int, body: memoryview) -> Sequence[bytes | memoryview]:
     if kind == QuestionKind.RUN:
-        return encode_answer(worker.run(decode_run(body)))
-    if kind == QuestionKind.RUNS:
         return encode_answers(worker.run_all(decode_runs(body)))
     if kind == QuestionKind.DROP:
         worker.drop(struct.unpack(f"<{len(body) // 8}Q", body))

@@ -36,11 +36,9 @@ from splitup_node.worker.ipc import (
     QuestionKind,
     RunAnswer,
     RunRequest,
-    decode_answer,
     decode_answers,
     encode_load,
     encode_message,
-    encode_run,
     encode_runs,
 )
 
@@ -252,23 +250,15 @@ class Supervisor:
 
         ``handler`` is called later, with the answer, TaskFailed or WorkerLost of each, in order.
         """
-        if len(requests) == 1:
-
-            def on_only(answer: memoryview | SplitUpError) -> None:
-                handler([answer if isinstance(answer, SplitUpError) else decode_answer(answer)])
-
-            self._send(QuestionKind.RUN, encode_run(requests[0]), self.limit_s, on_only)
-            return
 
         def on_answer(answer: memoryview | SplitUpError) -> None:
             if isinstance(answer, SplitUpError):
                 handler([answer] * len(requests))
             else:
-                found = decode_answers(answer)
-                handler([TaskFailed(one) if isinstance(one, str) else one for one in found])
+                handler(decode_answers(answer, TaskFailed))
 
         timeout_s = self.limit_s * len(requests)  # they may have to run one by one
-        self._send(QuestionKind.RUNS, encode_runs(requests), timeout_s, on_answer)
+        self._send(QuestionKind.RUN, encode_runs(requests), timeout_s, on_answer)
 
     async def digest_state(self, session: int) -> str:
         """Return the SHA-256 of a session's state, in hex. Raises TaskFailed or WorkerLost."""

@@ -33,9 +33,7 @@ add_version_option(app, "splitup-oracle")
 ConfigOption = Annotated[
     Path,
     typer.Option(
-        "--config",
-        metavar="FILE",
-        help="TOML file; the help of 'run' and 'gateway' lists its settings.",
+        metavar="FILE", help="TOML file; the help of 'run' and 'gateway' lists its settings."
     ),
 ]
 
@@ -132,7 +130,7 @@ async def bond(
     config: ConfigOption = Path("oracle.toml"),
     amount: Annotated[
         str,
-        typer.Option("--amount", metavar="USDC", help="USDC to add from the member's wallet."),
+        typer.Option(metavar="USDC", help="USDC to add from the member's wallet."),
     ] = "0",
     release: Annotated[
         bool,
@@ -148,9 +146,9 @@ async def bond(
     """
     from splitup.chain.bonds import post_bond
     from splitup.chain.client import Chain
-    from splitup.chain.deployment import Deployment
     from splitup.client.inputs import format_usdc, parse_usdc
     from splitup.crypto.keystore import load_identity
+    from splitup.messages.network import Deployment
     from splitup_oracle.config import OracleConfig
 
     added = parse_usdc(amount, name="--amount")

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from splitup.chain.client import Chain
-from splitup.chain.deployment import Deployment
 from splitup.cli.console import print_table
 from splitup.core.errors import SplitUpError
 from splitup.messages import api
+from splitup.messages.network import Deployment
 from splitup.net.http import SignedClient
 from splitup_oracle.config import OracleConfig
 

@@ -26,7 +26,7 @@ from splitup.graph.manifest import (
 from splitup.messages.base import CLIENT
 from splitup.messages.plans import Plan
 from splitup.messages.storage import (
-    LogRead,
+    LogName,
     LogRequest,
     LogWrite,
     UploadObject,
@@ -34,7 +34,6 @@ from splitup.messages.storage import (
 )
 from splitup.messages.verification import VerificationOrder
 from splitup.protocol.execution.routes import get_sources
-from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.planning.validators import check_validators, compares_numbers
 from splitup.protocol.settlement.proof_of_sampling import is_sampled
@@ -131,8 +130,12 @@ def compute_execution_rights(
     rights = (
         Right(
             method,
-            LogName(
-                task, port, plan.request.client if task == CLIENT else executors[task], step, True
+            LogName.of(
+                task,
+                port,
+                plan.request.client if task == CLIENT else executors[task],
+                step,
+                apart=True,
             ).get_key(plan.request.execution_id),
             nbytes,
         )
@@ -170,7 +173,7 @@ def compute_log_rights(
         if not author:
             raise refuse(f"the key {requester} does not run task {write.task} of {execution_id}")
         check_log_size(write, plan, manifest)
-        name = LogName(write.task, write.port, author, write.number, write.apart)
+        name = LogName.of(write.task, write.port, author, write.number, apart=write.apart)
         key = name.get_key(execution_id)
         rights.append(Right("PUT", key, write.length_bytes, write.sha256))
     for read in request.reads:  # one's own log is read to compare, or to continue it
@@ -201,7 +204,7 @@ def check_log_size(write: LogWrite, plan: Plan, manifest: Manifest) -> None:
         raise refuse(f"a log object of {where} has at most {limit} bytes, not {write.length_bytes}")
 
 
-def _read_right(plan: Plan, read: LogRead) -> Right:
+def _read_right(plan: Plan, read: LogName) -> Right:
     """Return the right to read a log object; refuse it if ``read.node`` cannot be its author."""
     authors = (
         (plan.request.client,)
@@ -215,8 +218,8 @@ def _read_right(plan: Plan, read: LogRead) -> Right:
     return _make_read(plan, read)
 
 
-def _make_read(plan: Plan, read: LogRead) -> Right:
-    return Right("GET", LogName.of(read).get_key(plan.request.execution_id), None)
+def _make_read(plan: Plan, read: LogName) -> Right:
+    return Right("GET", read.get_key(plan.request.execution_id), None)
 
 
 def _find_nodes(plan: Plan, signing_key: str) -> set[str]:
@@ -267,7 +270,9 @@ def compute_verification_rights(
         if write.task != order.task:
             raise refuse(f"{requester} recomputes task {order.task}, not {write.task}")
         check_log_size(write, plan, manifest)
-        name = LogName(write.task, write.port, validators[requester], write.number, write.apart)
+        name = LogName.of(
+            write.task, write.port, validators[requester], write.number, apart=write.apart
+        )
         key = name.get_key(execution)
         rights.append(Right("PUT", key, write.length_bytes, write.sha256))
     for read in request.reads:

@@ -21,14 +21,13 @@ from typing import Final
 from aiohttp import web
 
 from splitup.chain.client import Chain
-from splitup.chain.deployment import Deployment
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Refused, SplitUpError
 from splitup.crypto.jws import ReplayCache
 from splitup.graph.manifest import Manifest
 from splitup.messages import api
 from splitup.messages.completions import SignedTakeover
-from splitup.messages.network import NetworkDescription
+from splitup.messages.network import Deployment, NetworkDescription
 from splitup.messages.plans import Plan, PlanCertificate
 from splitup.messages.storage import (
     ExecutionRequest,
@@ -369,7 +368,7 @@ async def start_gateway(config: GatewayConfig) -> RunningGateway:
         opened.push_async_callback(server.close)
         gateway.audience = config.public_url or server.url
         gateway.network = NetworkDescription(
-            contracts=deployment.to_message(),
+            contracts=deployment,
             gateway_urls=config.join_gateway_urls or (gateway.audience,),
             rpc_url=config.join_rpc_url,
         )

@@ -13,7 +13,6 @@ import aiohttp
 
 from splitup.chain.client import Chain
 from splitup.chain.committee_reader import Committees
-from splitup.chain.deployment import Deployment
 from splitup.chain.market import Status
 from splitup.client.market.receipts import fetch_status
 from splitup.core import limits, tuning
@@ -26,6 +25,7 @@ from splitup.core.errors import (
 )
 from splitup.graph.manifest import Manifest, get_manifest_key
 from splitup.graph.manifest_rules import check_refused, load_manifest
+from splitup.messages.network import Deployment
 from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient
 from splitup.net.object_transfer import get_object

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from splitup.chain.deployment import Deployment
 from splitup.chain.event_stream import ChainEvent
 from splitup.crypto.quorum import unpack_word
+from splitup.messages.network import Deployment
 from splitup.messages.plans import Request
 from splitup.protocol.committee.certificates import MemberView
 from splitup.protocol.committee.events import (

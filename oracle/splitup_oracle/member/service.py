@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from splitup.chain.client import Chain
-from splitup.chain.deployment import Deployment
 from splitup.chain.event_stream import ChainEvent
 from splitup.chain.market import fetch_economics
 from splitup.chain.rejections import explain_retirement
@@ -20,6 +19,7 @@ from splitup.core import limits, tuning
 from splitup.core.background import cancel
 from splitup.core.errors import ChainUnavailable, InvalidInput
 from splitup.crypto.keystore import load_identity
+from splitup.messages.network import Deployment
 from splitup.net.http import SignedClient, serve_app
 from splitup.net.metrics import serve_metrics
 from splitup.protocol.committee.commands import FetchManifest

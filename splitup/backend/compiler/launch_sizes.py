@@ -5,10 +5,11 @@ A size is a number, the name of a variable, or (operation, size, size).
 
 from __future__ import annotations
 
+import ctypes
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tinygrad.uop.ops import Ops, UOp
 
@@ -26,6 +27,15 @@ _OPERATIONS: Final[Mapping[str, Callable[[int, int], int]]] = MappingProxyType(
         "SHR": operator.rshift,
     }
 )
+
+
+class LaunchTerms(NamedTuple):
+    """What a kernel is launched on: its memory, and how many groups of how many threads."""
+
+    regions: Sequence[Any]
+    variables: Mapping[str, ctypes.c_uint64]
+    groups: Sequence[Any]
+    threads: Sequence[Any] | None
 
 
 def read_size(size: int | UOp) -> Any:

@@ -19,7 +19,6 @@ import importlib.util
 import mmap
 import os
 import re
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,8 +26,8 @@ from typing import Any, Final
 
 from tinygrad.device import TinyELF
 
-from splitup.backend.buffers import DRIVER_TURN
-from splitup.backend.compiler.launch_sizes import compute_sizes
+from splitup.backend.buffers import release_with
+from splitup.backend.compiler.launch_sizes import LaunchTerms, compute_sizes
 from splitup.backend.compiler.row_sums import is_for_tiles
 from splitup.core.errors import Unavailable
 from splitup.core.source_tree import compose_package_install
@@ -117,20 +116,10 @@ def _install_launches() -> None:
         is_movable = False  # a wide load needs an address that is as aligned; nothing says how wide
 
         def make_launch(
-            self,
-            regions: Sequence[Any],
-            names: Sequence[str],
-            variables: Sequence[ctypes.c_uint64],
-            groups: Sequence[Any],
-            threads: Sequence[Any] | None,
-            tiled: tuple[Any, Any] | None = None,
+            self, terms: LaunchTerms, tiled: tuple[Any, Any] | None = None
         ) -> CudaLaunch:
-            """Return a launch on certain memory, of so many groups for the variables' values.
-
-            ``tiled`` is a kernel for many rows, and its sizes.
-            """
-            forms = [(self, (groups, threads)), *([tiled] if tiled is not None else [])]
-            return CudaLaunch(driver, forms, regions, names, variables)
+            """Return a launch; ``tiled`` is a kernel for many rows, and its sizes."""
+            return CudaLaunch(driver, self, terms, tiled)
 
     ops_cuda.CUDAProgram = CudaKernel  # what a device that is opened from now on loads kernels with
 
@@ -141,19 +130,17 @@ class CudaLaunch:
     def __init__(
         self,
         driver: Any,
-        forms: Sequence[tuple[Any, tuple[Sequence[Any], Sequence[Any] | None]]],
-        regions: Sequence[Any],
-        names: Sequence[str],
-        variables: Sequence[ctypes.c_uint64],
+        kernel: Any,
+        terms: LaunchTerms,
+        tiled: tuple[Any, Any] | None = None,
     ) -> None:
-        """``forms`` are the kernel and its sizes, then those for many rows if there are any."""
-        kernel = forms[0][0]
-        first = 8 * len(regions)  # addresses come first
-        numbers = list(TinyELF.iter_sig(kernel.signature[len(regions) :], first))
+        """``tiled`` is the kernel for many rows, and its sizes, if there is one."""
+        first = 8 * len(terms.regions)  # addresses come first
+        numbers = list(TinyELF.iter_sig(kernel.signature[len(terms.regions) :], first))
         end = numbers[-1][0] + numbers[-1][1].itemsize if numbers else first
         self._arguments = arguments = (ctypes.c_char * end)()
         self._length = ctypes.c_size_t(end)
-        for index, region in enumerate(regions):
+        for index, region in enumerate(terms.regions):
             ctypes.c_uint64.from_buffer(arguments, 8 * index).value = region.value
         self._numbers = [
             _INTEGERS[dtype.itemsize].from_buffer(arguments, at) for at, dtype in numbers
@@ -161,8 +148,11 @@ class CudaLaunch:
         # CU_LAUNCH_PARAM_BUFFER_POINTER, its value, CU_LAUNCH_PARAM_BUFFER_SIZE, its value, the end
         words = (1, ctypes.addressof(arguments), 2, ctypes.addressof(self._length), None)
         self.extra = (ctypes.c_void_p * len(words))(*words)
-        self.driver, self.kernel, self.variables = driver, kernel, variables
-        self._names, self._forms = names, forms
+        self.driver, self.kernel = driver, kernel
+        self.variables = list(terms.variables.values())
+        self._names = list(terms.variables)
+        self._few = kernel, (terms.groups, terms.threads)
+        self._many = tiled or self._few
         self._values: tuple[int, ...] | None = None
         self._start: Callable[[], int] = lambda: 0
         self.size: tuple[int, ...] = ()
@@ -180,7 +170,7 @@ class CudaLaunch:
         for number, value in zip(self._numbers, values, strict=True):
             number.value = value
         named = dict(zip(self._names, values, strict=True))
-        self.kernel, chosen = self._forms[-1 if is_for_tiles(values) else 0]
+        self.kernel, chosen = self._many if is_for_tiles(values) else self._few
         groups, threads = (compute_sizes(sizes, named) or () for sizes in chosen)
         self.size = (*_fill_up(groups), *_fill_up(threads))
         words = [ctypes.c_uint32(word) for word in (*self.size, self.kernel.smem)]
@@ -241,7 +231,7 @@ class CudaStep:
             _check(driver.cuGraphInstantiate_v2(*made_of))
         finally:
             driver.cuGraphDestroy(graph)
-        weakref.finalize(self, _destroy, driver, made).atexit = False
+        release_with(self, driver.cuGraphExecDestroy, made)
         return made
 
 
@@ -255,8 +245,3 @@ def _check(status: int) -> None:
         from tinygrad.runtime.ops_cuda import check
 
         check(status)
-
-
-def _destroy(driver: Any, graph: Any) -> None:
-    with DRIVER_TURN:
-        driver.cuGraphExecDestroy(graph)

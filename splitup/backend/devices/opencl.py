@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,8 +23,8 @@ from tinygrad.renderer.cstyle import OpenCLRenderer
 from tinygrad.runtime import ops_cl
 from tinygrad.runtime.autogen import opencl as cl
 
-from splitup.backend.buffers import COPIED_APART_BYTES, DRIVER_TURN
-from splitup.backend.compiler.launch_sizes import compute_sizes
+from splitup.backend.buffers import COPIED_APART_BYTES, release_in_turn, release_with
+from splitup.backend.compiler.launch_sizes import LaunchTerms, compute_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,9 @@ def install() -> None:
     allocator = ops_cl.CLAllocator
     allocate = allocator._alloc
     allocator._alloc = lambda self, size, options: OpenClRegion(allocate(self, size, options))
-    allocator._free = lambda self, region, options: _drop(cl.clReleaseMemObject, region.buffer)
+    allocator._free = lambda self, region, options: release_in_turn(
+        cl.clReleaseMemObject, region.buffer
+    )
     allocator._offset = lambda self, region, size, offset: region + offset
     allocator._copyin = _copy_in
     allocator._copyout = _copy_out
@@ -101,11 +102,6 @@ def _copy_out(allocator: Any, target: memoryview, region: OpenClRegion) -> None:
     allocator.dev.pending_copyin.clear()
 
 
-def _drop(release: Callable[[Any], Any], handle: Any) -> None:
-    with DRIVER_TURN:
-        release(handle)
-
-
 # ---- kernels -----------------------------------------------------------------------------------
 
 
@@ -149,9 +145,8 @@ class OpenClKernel(ops_cl.CLProgram):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         """Run it as tinygrad does, for what computes without a ``TaskProgram``."""
-        words = [ctypes.c_uint64(value) for value in vals]
-        names = [str(place) for place in range(len(words))]
-        OpenClLaunch(self, regions, names, words, global_size, local_size)()
+        words = {str(place): ctypes.c_uint64(value) for place, value in enumerate(vals)}
+        self.make_launch(LaunchTerms(regions, words, global_size, local_size))()
 
     def create(self) -> Any:
         """Return a new kernel object, which has arguments of its own."""
@@ -160,16 +155,9 @@ class OpenClKernel(ops_cl.CLProgram):  # type: ignore[misc]
         ops_cl.check(status.value)
         return handle
 
-    def make_launch(
-        self,
-        regions: Sequence[OpenClRegion],
-        names: Sequence[str],
-        variables: Sequence[ctypes.c_uint64],
-        groups: Sequence[Any],
-        threads: Sequence[Any] | None,
-    ) -> OpenClLaunch:
+    def make_launch(self, terms: LaunchTerms) -> OpenClLaunch:
         """Return a launch on certain memory, of so many groups for the values of the variables."""
-        return OpenClLaunch(self, regions, names, variables, groups, threads)
+        return OpenClLaunch(self, terms)
 
 
 def _find_widths(source: str) -> list[int]:
@@ -208,25 +196,16 @@ class Address:
 class OpenClLaunch:
     """One launch of a kernel, with a kernel object of its own."""
 
-    def __init__(
-        self,
-        kernel: OpenClKernel,
-        regions: Sequence[OpenClRegion],
-        names: Sequence[str],
-        variables: Sequence[ctypes.c_uint64],
-        groups: Sequence[Any],
-        threads: Sequence[Any] | None,
-    ) -> None:
+    def __init__(self, kernel: OpenClKernel, terms: LaunchTerms) -> None:
         handle = kernel.create()
-        weakref.finalize(self, _drop, cl.clReleaseKernel, handle).atexit = False
+        release_with(self, cl.clReleaseKernel, handle)
         self._kernel, self._handle, self._queue = kernel, handle, kernel.dev.queue
-        self._variables, self._names = variables, names
-        self._groups, self._threads = groups, threads
+        self._terms, self._variables = terms, list(terms.variables.values())
         self._values: tuple[int, ...] | None = None
         self._sizes: tuple[Any, ...] = ()
         behind = len(kernel.signature)
         self.addresses = [
-            Address(handle, (place, behind + number), item_bytes, regions[slot])
+            Address(handle, (place, behind + number), item_bytes, terms.regions[slot])
             for number, (place, slot, item_bytes) in enumerate(kernel.buffers)
         ]
 
@@ -246,9 +225,9 @@ class OpenClLaunch:
         """Set what depends on the variables."""
         for place, number in self._kernel.variables:
             _set_argument(self._handle, place, ctypes.c_int32(values[number]))
-        named = dict(zip(self._names, values, strict=True))
-        groups = compute_sizes(self._groups, named) or ()
-        threads = compute_sizes(self._threads, named)
+        named = dict(zip(self._terms.variables, values, strict=True))
+        groups = compute_sizes(self._terms.groups, named) or ()
+        threads = compute_sizes(self._terms.threads, named)
         if threads is not None:
             groups = tuple(group * thread for group, thread in zip(groups, threads, strict=True))
         words = ctypes.c_size_t * len(groups)

@@ -19,8 +19,7 @@ import os
 import platform
 import re
 import sysconfig
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -29,8 +28,8 @@ from tinygrad.device import Program, TinyELF
 from tinygrad.renderer.wgsl import WGSLRenderer
 from tinygrad.uop.ops import Ops
 
-from splitup.backend.buffers import DRIVER_TURN
-from splitup.backend.compiler.launch_sizes import compute_sizes
+from splitup.backend.buffers import release_in_turn, release_with
+from splitup.backend.compiler.launch_sizes import LaunchTerms, compute_sizes
 from splitup.core.errors import Unavailable
 
 _SOFTWARE_DRIVER: Final = "swiftshader"  # a folder beside the Python packages
@@ -57,7 +56,7 @@ def install() -> None:
 
     allocator = ops_webgpu.WebGpuAllocator
     allocator._alloc = _allocate
-    allocator._free = lambda self, region, options: _drop(self.dev.free, region.buffer)
+    allocator._free = lambda self, region, options: release_in_turn(self.dev.free, region.buffer)
     allocator._offset = lambda self, region, size, offset: WebGpuRegion(
         region.buffer, region.offset + offset, size
     )
@@ -216,16 +215,6 @@ def _submit(device: Any, encoder: Any) -> None:
     webgpu.wgpuCommandEncoderRelease(encoder)
 
 
-def _drop(release: Callable[[Any], Any], handle: Any) -> None:
-    with DRIVER_TURN:
-        release(handle)
-
-
-def _drop_with(owner: object, release: Callable[[Any], Any], handle: Any) -> None:
-    """Release a handle when its owner is gone, which may be noticed on any thread."""
-    weakref.finalize(owner, _drop, release, handle).atexit = False
-
-
 # ---- kernels -----------------------------------------------------------------------------------
 
 
@@ -288,32 +277,22 @@ class Kernel(Program):  # type: ignore[misc]
             )
         webgpu.wgpuShaderModuleRelease(module)
         webgpu.wgpuPipelineLayoutRelease(layout)
-        _drop_with(self, webgpu.wgpuComputePipelineRelease, self.pipeline)
-        _drop_with(self, webgpu.wgpuBindGroupLayoutRelease, self.layout)
+        release_with(self, webgpu.wgpuComputePipelineRelease, self.pipeline)
+        release_with(self, webgpu.wgpuBindGroupLayoutRelease, self.layout)
 
-    def make_launch(
-        self,
-        regions: Sequence[WebGpuRegion],
-        names: Sequence[str],
-        variables: Sequence[ctypes.c_uint64],
-        groups: Sequence[Any],
-        threads: Sequence[Any] | None,
-    ) -> Dispatch:
+    def make_launch(self, terms: LaunchTerms) -> Dispatch:
         """Return a launch on certain memory, of so many groups for the values of the variables.
 
         How many threads a group has is in the kernel's source.
         """
-        return Dispatch(self, regions, variables, names, groups)
+        return Dispatch(self, terms)
 
 
 class Dispatch(NamedTuple):
     """One launch of a kernel, for ``join``."""
 
     kernel: Kernel
-    regions: Sequence[WebGpuRegion]
-    variables: Sequence[ctypes.c_uint64]
-    names: Sequence[str]  # of the variables
-    groups: Sequence[Any]  # how many, by ``splitup.backend.compiler.launch_sizes``
+    terms: LaunchTerms
 
     def join(self, dispatches: Sequence[Dispatch]) -> Submission:
         """Return what runs these in order, in one submission."""
@@ -330,7 +309,7 @@ class Submission:
     def __init__(self, dispatches: Sequence[Dispatch]) -> None:
         self._device = dispatches[0].kernel.device
         self._dispatches = tuple(dispatches)
-        words = {id(word): word for one in dispatches for word in one.variables}
+        words = {id(word): word for one in dispatches for word in one.terms.variables.values()}
         self._variables = [(word, self._make_uniform()) for word in words.values()]
         self._written: list[int] = []
         self._infinity = self._make_uniform()
@@ -344,14 +323,15 @@ class Submission:
 
         usage = webgpu.WGPUBufferUsage_Uniform | webgpu.WGPUBufferUsage_CopyDst
         uniform = _create_buffer(self._device, _WORD, usage)
-        _drop_with(self, self._device.free, uniform)
+        release_with(self, self._device.free, uniform)
         return uniform
 
     def _bind(self, dispatch: Dispatch, uniforms: Mapping[int, Any]) -> Any:
         from tinygrad.runtime.autogen import webgpu
 
-        bound = [WebGpuRegion(self._infinity, 0, _WORD), *dispatch.regions]
-        bound += [WebGpuRegion(uniforms[id(word)], 0, _WORD) for word in dispatch.variables]
+        bound = [WebGpuRegion(self._infinity, 0, _WORD), *dispatch.terms.regions]
+        words = dispatch.terms.variables.values()
+        bound += [WebGpuRegion(uniforms[id(word)], 0, _WORD) for word in words]
         entries = [
             webgpu.WGPUBindGroupEntry(
                 binding=place, buffer=one.buffer, offset=one.offset, size=_round_up(one.nbytes)
@@ -366,7 +346,7 @@ class Submission:
                 entries=(webgpu.WGPUBindGroupEntry * len(entries))(*entries),
             ),
         )
-        _drop_with(self, webgpu.wgpuBindGroupRelease, group)
+        release_with(self, webgpu.wgpuBindGroupRelease, group)
         return group
 
     def __call__(self) -> None:
@@ -386,10 +366,8 @@ class Submission:
                 encoder, webgpu.WGPUComputePassDescriptor()
             )
             for one, group in zip(self._dispatches, self._groups, strict=True):
-                numbers = {
-                    name: word.value for name, word in zip(one.names, one.variables, strict=True)
-                }
-                sizes = compute_sizes(one.groups, numbers) or ()
+                numbers = {name: word.value for name, word in one.terms.variables.items()}
+                sizes = compute_sizes(one.terms.groups, numbers) or ()
                 webgpu.wgpuComputePassEncoderSetPipeline(pass_, one.kernel.pipeline)
                 webgpu.wgpuComputePassEncoderSetBindGroup(pass_, 0, group, 0, None)
                 webgpu.wgpuComputePassEncoderDispatchWorkgroups(pass_, *sizes)

@@ -243,7 +243,7 @@ def _check_clock(directory: Path) -> Check:
 
 async def _fetch_block_time_s(config: NetworkConfig) -> int:
     from splitup.chain.client import Chain
-    from splitup.chain.deployment import Deployment
+    from splitup.messages.network import Deployment
 
     deployment = Deployment.load(config.deployment)
     async with await Chain.connect(config.rpc_url, deployment) as chain:

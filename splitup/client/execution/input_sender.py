@@ -18,11 +18,11 @@ from splitup.graph.manifest import Manifest
 from splitup.messages.base import CLIENT
 from splitup.messages.frames import FRAME_HEADER_BYTES
 from splitup.messages.plans import Request
+from splitup.messages.storage import LogName
 from splitup.net.links import Link
 from splitup.net.signed_frames import make_entry_frame, seal_frame, seal_frames
 from splitup.net.tensor_chunks import has_room, send_direct
 from splitup.protocol.execution.log_segments import LogEntry
-from splitup.protocol.execution.storage_keys import LogName
 from splitup.storage.log_store import LogObject, LogStore, LogWriter
 
 _Group = tuple[tuple[int, ...], tuple[str, ...]]  # inputs, and the nodes that read exactly these
@@ -344,7 +344,7 @@ class LargeInputs:
         execution_id = self._request.execution_id
         source = (CLIENT, port)
         digest, _ = await send_direct(self._identity, links, execution_id, source, step, data)
-        name = LogName(CLIENT, port, self._request.client, step, apart=True)
+        name = LogName.of(CLIENT, port, self._request.client, step, apart=True)
         return LogObject(name, data, digest, len(data))
 
     async def _wait_ready(self, readers: Collection[Link]) -> None:

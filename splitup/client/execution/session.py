@@ -37,6 +37,7 @@ from splitup.messages.completions import End, Takeover
 from splitup.messages.frames import CHUNK_MAGIC, FrameKind, decode_chunk, decode_frames
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.progress import Progress, TaskFailure, Trace
+from splitup.messages.storage import LogName
 from splitup.net.http import SignedClient
 from splitup.net.links import Link, LinkPool
 from splitup.net.signed_frames import make_message_frame, seal_frame, verify_seal
@@ -45,7 +46,6 @@ from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.execution.failover import Command, Failover, GiveUp, Probe, Replace
 from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.routes import get_sources
-from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.log_store import has_large_tensors, open_logs, read_tensor
@@ -356,7 +356,7 @@ class Session:
 
     async def _fetch(self, need: FetchNeeded) -> None:
         try:
-            name = LogName(need.task, need.port, need.node, 0)
+            name = LogName.of(need.task, need.port, need.node, 0)
             entry = LogEntry(need.step, need.digest, need.length, None)
             data = await read_tensor(self._store, name, entry)
             for fact in self._collector.receive_stored(need, data):

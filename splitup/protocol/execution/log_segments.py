@@ -18,8 +18,7 @@ from typing import Final
 from splitup.core import limits
 from splitup.core.errors import PeerFault
 from splitup.core.tensors import compute_zero_digest, is_zero
-from splitup.messages.storage import SegmentHeader
-from splitup.protocol.execution.storage_keys import LogName
+from splitup.messages.storage import LogName, SegmentHeader
 
 FIRST_PREVIOUS: Final = "0" * 64
 _PREFIX_BYTES: Final = 4
@@ -79,7 +78,7 @@ class PortLog:
     """One producer's log of one port: entries in, segments out; keeps what is not stored yet."""
 
     def __init__(self, task: int, port: int, node: str) -> None:
-        self._name = LogName(task, port, node, 0)
+        self._name = LogName.of(task, port, node, 0)
         self._open: list[LogEntry] = []
         self._open_bytes = 0
         self._opened_at = 0.0
@@ -89,7 +88,7 @@ class PortLog:
         self.previous = FIRST_PREVIOUS  # digest of the last segment that was encoded
         self.unstored_bytes = 0
 
-    def resume(self, reader: LogReader) -> None:
+    def resume(self, reader: LogNameer) -> None:
         """Continue after the segments of an earlier run, all of which ``reader`` has read."""
         self._next_index, self.next_step = reader.name.number, reader.next_step
         self.previous = reader.previous
@@ -143,13 +142,13 @@ class PortLog:
         yield from self._open
 
     def _close(self) -> None:
-        name = LogName(self._name.task, self._name.port, self._name.node, self._next_index)
+        name = self._name.model_copy(update={"number": self._next_index})
         self._closed.append(Segment(name, tuple(self._open)))
         self._next_index += 1
         self._open, self._open_bytes = [], 0
 
 
-class LogReader:
+class LogNameer:
     """Checks one producer's segments as they are read, in order."""
 
     def __init__(
@@ -158,7 +157,7 @@ class LogReader:
         self._execution_id = execution_id
         self._accepts = accepts
         self.previous = FIRST_PREVIOUS  # digest of the last segment read
-        self.name = LogName(task, port, node, 0)  # of the segment to read next
+        self.name = LogName.of(task, port, node, 0)  # of the segment to read next
         self.next_step = 0
 
     def read(self, data: bytes) -> list[LogEntry]:
@@ -180,7 +179,7 @@ class LogReader:
         entries = list(self._split(header, view[start:]))
         self.previous = hashlib.sha256(view).hexdigest()
         self.next_step += len(entries)
-        self.name = LogName(name.task, name.port, name.node, name.number + 1)
+        self.name = name.model_copy(update={"number": name.number + 1})
         return entries
 
     def _split(self, header: SegmentHeader, tensors: memoryview) -> Iterable[LogEntry]:

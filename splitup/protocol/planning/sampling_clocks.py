@@ -57,16 +57,6 @@ def derive_draw_key(seed: str, task: int, role: int) -> bytes:
     return sha256(data).digest()
 
 
-def draw(key: bytes, node: str) -> int:
-    """Return a node's 64 random bits."""
-    return int.from_bytes(sha256(key + bytes.fromhex(node[2:])).digest()[:8])
-
-
-def compute_clock(seed: str, task: int, role: int, node: str, weight: int) -> int:
-    """Return the node's exponential clock for a task and role; smaller is better."""
-    return (neglog2_q32(draw(derive_draw_key(seed, task, role), node)) << 64) // weight
-
-
 def compute_eta_ms(
     terms: TaskTerms, reference: Reference, node: Reference | SnapshotEntry, *, is_resident: bool
 ) -> int:
@@ -95,14 +85,3 @@ def compute_fairness_milli(credit_milli: int) -> int:
     if credit_milli >= 0:
         return 1000 * (bound + stretch) // bound
     return 1000 * bound // (bound + stretch)
-
-
-def compute_weight(entry: SnapshotEntry, terms: TaskTerms, reference: Reference) -> int:
-    """Return a node's weight for a task, in thousandths."""
-    is_resident = terms.task_id in entry.resident
-    eta_ms = compute_eta_ms(terms, reference, entry, is_resident=is_resident)
-    low, high = SPEED_MILLI
-    speed = max(low, min(high, compute_reference_ms(terms, reference) * 1000 // eta_ms))
-    stake = min(entry.stake_micro_usdc // STAKE_UNIT, MAX_STAKE_MILLI)
-    fairness = compute_fairness_milli(entry.credit_milli)
-    return max(1, stake * speed * speed * fairness // 10**9)

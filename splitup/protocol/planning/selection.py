@@ -253,7 +253,7 @@ def rank(
 ) -> list[list[int]]:
     """Return the first ``limit`` rows of every pool by their clocks, ties broken by address.
 
-    The order is that of ``sampling_clocks.compute_clock``. Quotients are compared as correctly
+    The order is that of the clocks (``sampling_clocks``). Quotients are compared as correctly
     rounded floats, which never invert an order; where two floats are equal, exactly. With a limit,
     exact logarithms are computed only of rows that may be among the first.
     """
@@ -289,7 +289,7 @@ def rank(
 def compute_weights(
     pools: Sequence[CandidatePool], owner: _Numbers, rows: Rows, index: Index
 ) -> _Numbers:
-    """Return ``sampling_clocks.compute_weight`` of every row for the pool that owns it."""
+    """Return the weight of every row for the pool that owns it, in thousandths."""
 
     def spread(values: Sequence[int]) -> Any:
         return np.array(values, np.int64)[owner]

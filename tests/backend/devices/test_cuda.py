@@ -9,6 +9,7 @@ from typing import Any
 
 from tinygrad.dtype import dtypes
 
+from splitup.backend.compiler.launch_sizes import LaunchTerms
 from splitup.backend.devices.cuda import CudaLaunch, CudaStep
 
 CONTEXT = 7
@@ -80,10 +81,8 @@ def make_launch(driver: Driver, rows: ctypes.c_uint64, *, is_tiled: bool = False
         ),
     )
     regions = [ctypes.c_uint64(0x1000), ctypes.c_uint64(0x2000)]
-    forms = [(kernel, (("T", 5), (32,)))]
-    if is_tiled:
-        forms.append((kernel, ((("SHR", ("ADD", "T", 7), 3), 5), (64,))))
-    return CudaLaunch(driver, forms, regions, ["T"], [rows])
+    tiled = (kernel, ((("SHR", ("ADD", "T", 7), 3), 5), (64,))) if is_tiled else None
+    return CudaLaunch(driver, kernel, LaunchTerms(regions, {"T": rows}, ("T", 5), (32,)), tiled)
 
 
 def encode(rows: int) -> bytes:

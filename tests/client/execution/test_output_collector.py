@@ -15,13 +15,7 @@ from splitup.client.execution.output_collector import (
 from splitup.core.errors import BadSignature, PeerFault
 from splitup.core.tensors import NO_STEPS, extend_steps
 from splitup.messages.completions import Takeover
-from splitup.messages.frames import (
-    FrameKind,
-    TensorChunk,
-    decode_frame,
-    decode_frames,
-    read_delivery,
-)
+from splitup.messages.frames import FrameKind, TensorChunk, decode_frames, read_delivery
 from splitup.messages.progress import Span, TaskFailure, Trace
 from splitup.net.signed_frames import (
     make_message_frame,
@@ -32,7 +26,7 @@ from splitup.net.signed_frames import (
 from splitup.net.tensor_chunks import TensorChunks
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.protocol.execution.task_queue import PortId
-from tests.builders import make_stored_frame
+from tests.builders import decode_frame, make_stored_frame
 from tests.client.parties import make_parties
 from tests.node.network import make_manifest
 

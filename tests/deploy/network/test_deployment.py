@@ -23,13 +23,13 @@ from typer.testing import CliRunner, Result
 
 from splitup.chain.abi import CONTRACTS
 from splitup.chain.client import Chain
-from splitup.chain.creation import find_creation
-from splitup.chain.deployment import Deployment
+from splitup.chain.deployment import find_creation
 from splitup.chain.rpc import Rpc
 from splitup.chain.sender import Sender
 from splitup.core.errors import ChainRejected, ChainUnavailable, ConfigurationError
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
+from splitup.messages.network import Deployment
 from tests.builders import address, find_free_port
 from tests.local_chain import start_anvil
 

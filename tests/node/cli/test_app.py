@@ -33,14 +33,13 @@ from splitup_oracle.cli.app import app as oracle_app
 from splitup_oracle.config import OracleConfig
 from typer.testing import CliRunner, Result
 
-from splitup.chain.deployment import Deployment
 from splitup.cli.verbs import app as user_app
 from splitup.client.joining import check_rpc_url
 from splitup.config import NetworkConfig
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keystore import load_identity
 from splitup.messages import api
-from splitup.messages.network import NetworkDescription
+from splitup.messages.network import Deployment, NetworkDescription
 from splitup.net.http import SignedClient, make_app, serve_app
 from tests.builders import HANG_S
 from tests.node.market import NodeMarket, open_market
@@ -231,7 +230,7 @@ async def test_join_trusts_no_rpc_endpoint_that_others_could_answer_for(
     market: NodeMarket,
 ) -> None:
     told = NetworkDescription(
-        contracts=market.network.deployment.to_message(),
+        contracts=market.network.deployment,
         gateway_urls=("https://gateway.example.org",),
         rpc_url="http://rpc.example.org",
     )
@@ -246,7 +245,7 @@ async def test_join_trusts_no_rpc_endpoint_that_others_could_answer_for(
 async def test_join_refuses_a_description_of_another_chain(
     market: NodeMarket, tmp_path: Path
 ) -> None:
-    contracts = market.network.deployment.to_message()
+    contracts = market.network.deployment
     told = NetworkDescription(
         contracts=contracts.model_copy(update={"chain_id": 5}),
         gateway_urls=("http://127.0.0.1:1",),

@@ -23,8 +23,8 @@ from splitup_node.cli.progress import InPlaceHandler, ProgressLine, open_progres
 from splitup_node.config import NodeConfig
 from typer.testing import CliRunner
 
-from splitup.chain.deployment import Deployment
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
+from splitup.messages.network import Deployment
 from splitup.net.http import make_app, serve_app
 from tests.builders import HANG_S, address
 from tests.node.cli.test_config import write
@@ -123,7 +123,7 @@ async def test_ctrl_c_while_loading_is_quiet(tmp_path: Path) -> None:
     create_identity(
         tmp_path / "keystore.json", tmp_path / "passphrase", work_factor=DEVNET_WORK_FACTOR
     )
-    fields = {name: address(1) for name in Deployment.__slots__}
+    fields = {name: address(1) for name in Deployment.model_fields}
     fields |= {
         "chain_id": 31337,
         "genesis_hash": "0x" + "00" * 32,

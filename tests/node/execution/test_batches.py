@@ -16,7 +16,7 @@ from splitup_node.worker.ipc import RunRequest
 from splitup.graph.cost import compute_state_bytes
 from splitup.graph.manifest import InputSource, Manifest, OutputPort, Port, Task, TaskInput
 from splitup.messages.base import CLIENT
-from splitup.protocol.execution.storage_keys import LogName
+from splitup.messages.storage import LogName
 from splitup.storage.log_store import LogPatience, LogWriter
 from tests.builders import HANG_S
 from tests.graph.graphs import make_running_sum
@@ -175,7 +175,7 @@ async def test_steps_that_wait_for_each_other_run_in_one_pass(tmp_path: Path) ->
         request = certificate.plan.request
         log = LogWriter(request.execution_id, request.client, store)
         for step, xs in enumerate(inputs):
-            await append_output(log, store, LogName(CLIENT, 0, "", step), xs.tobytes())
+            await append_output(log, store, LogName.of(CLIENT, 0, "", step), xs.tobytes())
         await log.finish()
         replay = TaskReplay(
             store,

@@ -24,11 +24,11 @@ from splitup.crypto.keys import generate_identity
 from splitup.messages.base import CLIENT, RELAY_PATH
 from splitup.messages.frames import TensorChunk, read_delivery
 from splitup.messages.plans import PlanCertificate, PlanNode
+from splitup.messages.storage import LogName
 from splitup.net.http import SignedClient
 from splitup.net.links import Link
 from splitup.net.tensor_chunks import TensorChunks, has_room
 from splitup.protocol.execution.log_segments import LogEntry
-from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.gateway_client import GatewayClient
 from tests.builders import HANG_S
@@ -70,7 +70,7 @@ class Large:
     def store_input(self, certificate: PlanCertificate, step: int, x: np.ndarray) -> None:
         """Store an input and tell its reader."""
         request = certificate.plan.request
-        name = LogName(CLIENT, 0, request.client, step, apart=True)
+        name = LogName.of(CLIENT, 0, request.client, step, apart=True)
         self.store.objects[name.get_key(request.execution_id)] = x.tobytes()
         self.client.send_stored(certificate, step, x, {self.nodes[0].identity.address})
 
@@ -170,7 +170,7 @@ async def test_s73_past_inputs_that_are_being_fetched_count_too(
 
     monkeypatch.setattr(StoredLogs, "read", hang)
     execution = node.engine.table.by_id[request.execution_id]
-    name, entry = LogName(CLIENT, 0, request.client, 0), LogEntry(0, bytes(32), X.nbytes, None)
+    name, entry = LogName.of(CLIENT, 0, request.client, 0), LogEntry(0, bytes(32), X.nbytes, None)
     reading = asyncio.create_task(
         node.engine._finisher._replay._offer_entry(execution, execution.parts[0], name, entry)
     )

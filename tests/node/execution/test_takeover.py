@@ -24,9 +24,9 @@ from splitup.core.errors import BadSignature, Refused, Unavailable
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import Takeover
 from splitup.messages.plans import PlanCertificate
+from splitup.messages.storage import LogName
 from splitup.net.signed_frames import seal_frame
 from splitup.protocol.execution.log_segments import LogEntry
-from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.protocol.settlement.proof_of_sampling import check_completion
 from splitup.storage.log_store import LogWriter

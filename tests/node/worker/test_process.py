@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from splitup_node.worker.ipc import LoadRequest, RunAnswer, RunRequest, decode_answer, encode_answer
+from splitup_node.worker.ipc import (
+    LoadRequest,
+    RunAnswer,
+    RunRequest,
+    decode_answers,
+    encode_answers,
+)
 from splitup_node.worker.process import Worker
 from splitup_node.worker.supervisor import Supervisor, TaskFailed, WorkerLost
 
@@ -417,9 +423,10 @@ async def test_environment_holds_no_secret_of_the_daemon(
 
 
 async def test_answer_survives_its_encoding() -> None:
-    parts = encode_answer(RunAnswer(1, 2, [b"", b"abc"]))
-    body = memoryview(b"".join(parts))
-    assert decode_answer(body) == RunAnswer(1, 2, [b"", b"abc"])
+    answers = [RunAnswer(1, 2, [b"", b"abc"]), ValueError("no"), RunAnswer(3, 4, [])]
+    body = memoryview(b"".join(encode_answers(answers)))
+    decoded = decode_answers(body, TaskFailed)
+    assert decoded[::2] == answers[::2] and str(decoded[1]) == "ValueError: no"
 
 
 async def test_runs_of_several_sessions_share_a_batch_and_fail_separately(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from splitup.messages.plans import PlanCertificate
 from splitup.messages.storage import (
     ExecutionRequest,
     Grants,
-    LogRead,
+    LogName,
     LogWrite,
     ModelRequest,
     UploadObject,
@@ -38,7 +38,6 @@ from splitup.messages.storage import (
 from splitup.messages.verification import VerificationOrder
 from splitup.net.http import SignedClient
 from splitup.net.object_transfer import get_object
-from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.planning.selection import rank_validators
 from splitup.protocol.planning.validators import open_snapshot
@@ -83,16 +82,16 @@ async def ask(network: Network, who: Identity, certificate: PlanCertificate) -> 
 def log_name(certificate: PlanCertificate, task: int, number: int = 0) -> LogName:
     plan = certificate.plan
     node = plan.request.client if task == CLIENT else plan.executors()[task]
-    return LogName(task, 0, node, number)
+    return LogName.of(task, 0, node, number)
 
 
 def log_key(certificate: PlanCertificate, task: int, number: int = 0) -> str:
     return log_name(certificate, task, number).get_key(certificate.plan.request.execution_id)
 
 
-def make_read(certificate: PlanCertificate, task: int, number: int = 0) -> LogRead:
+def make_read(certificate: PlanCertificate, task: int, number: int = 0) -> LogName:
     node = log_name(certificate, task).node
-    return LogRead(task=task, port=0, node=node, number=number, apart=False)
+    return LogName(task=task, port=0, node=node, number=number, apart=False)
 
 
 def make_write(task: int, number: int = 0, length: int = 400) -> LogWrite:
@@ -108,7 +107,7 @@ async def ask_log(
     certificate: PlanCertificate,
     *,
     writes: Sequence[LogWrite] = (),
-    reads: Sequence[LogRead] = (),
+    reads: Sequence[LogName] = (),
 ) -> Grants:
     async with network.open(who) as gateway:
         return await gateway.log_grants(certificate, writes, reads)
@@ -265,7 +264,7 @@ async def test_large_tensors_are_granted_upfront_as_far_as_they_fit(network: Net
     certificate = network.committee.certify(request, snapshot, wide)
     grants = (await ask(network, network.client, certificate)).grants
     assert len(grants) == 20 and {g.length_bytes for g in grants} == {2**22}
-    first = LogName(CLIENT, 0, request.client, 0, apart=True)
+    first = LogName.of(CLIENT, 0, request.client, 0, apart=True)
     assert grants[0].key == first.get_key(request.execution_id)
     request = network.make_request(wide, snapshot, steps=limits.MAX_STEPS)
     plan = network.committee.certify(request, snapshot, wide).plan
@@ -348,7 +347,7 @@ async def make_order(
 
 
 async def verify(
-    network: Network, who: Identity, order: VerificationOrder, *reads: LogRead
+    network: Network, who: Identity, order: VerificationOrder, *reads: LogName
 ) -> Grants:
     async with network.open(who) as gateway:
         return await gateway.verification_grants(order, reads)

@@ -12,7 +12,7 @@ from splitup.crypto.keys import Identity
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import Takeover
 from splitup.messages.plans import Plan, PlanCertificate, PlanNode
-from splitup.messages.storage import LogRead, LogRequest, LogWrite
+from splitup.messages.storage import LogName, LogRequest, LogWrite
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from tests.builders import address, make_chain_manifest, make_request
 
@@ -39,8 +39,8 @@ def write(task: int, **changes: object) -> LogWrite:
     return LogWrite(**{**values, "sha256": "a" * 64, **changes})  # type: ignore[arg-type]
 
 
-def read(task: int, node: str) -> LogRead:
-    return LogRead(task=task, port=0, node=node, number=0, apart=False)
+def read(task: int, node: str) -> LogName:
+    return LogName(task=task, port=0, node=node, number=0, apart=False)
 
 
 def make_executor_map(*replaced: int) -> ExecutorMap:
@@ -58,7 +58,7 @@ def ask(
     node: int,
     *,
     writes: tuple[LogWrite, ...] = (),
-    reads: tuple[LogRead, ...] = (),
+    reads: tuple[LogName, ...] = (),
     replaced: tuple[int, ...] = (),
 ) -> list[str]:
     request = LogRequest(certificate=CERTIFICATE, writes=writes, reads=reads)

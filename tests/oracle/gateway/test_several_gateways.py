@@ -30,7 +30,7 @@ from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.completions import SignedTakeover, Takeover
 from splitup.messages.plans import PlanCertificate
-from splitup.messages.storage import LogRead, LogRequest, LogWrite, UploadObject, UploadRequest
+from splitup.messages.storage import LogName, LogRequest, LogWrite, UploadObject, UploadRequest
 from splitup.net.http import SignedClient
 from splitup.protocol.execution.takeovers import sign_takeover
 from splitup.storage.gateway_client import GatewayClient, prove_account, recover_account
@@ -87,10 +87,10 @@ def write(task: int) -> LogWrite:
     )
 
 
-def read(certificate: PlanCertificate, task: int) -> LogRead:
+def read(certificate: PlanCertificate, task: int) -> LogName:
     plan = certificate.plan
     node = plan.request.client if task == CLIENT else plan.executors()[task]
-    return LogRead(task=task, port=0, node=node, number=0, apart=False)
+    return LogName(task=task, port=0, node=node, number=0, apart=False)
 
 
 async def ask(
@@ -99,7 +99,7 @@ async def ask(
     certificate: PlanCertificate,
     *,
     writes: tuple[LogWrite, ...] = (),
-    reads: tuple[LogRead, ...] = (),
+    reads: tuple[LogName, ...] = (),
     takeovers: tuple[SignedTakeover, ...] = (),
     url: str = "",
 ) -> list[str]:

@@ -29,12 +29,11 @@ from splitup.graph.manifest import Manifest, get_task_key
 from splitup.messages.completions import EMPTY_DIGEST, TaskCommitment
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.snapshots import UNRULED
-from splitup.messages.storage import LogWrite, UploadObject
+from splitup.messages.storage import LogName, LogWrite, UploadObject
 from splitup.messages.verification import Ruling, VerificationOrder, VerificationResult
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.commands import RecomputeTask
 from splitup.protocol.execution.log_segments import LogEntry
-from splitup.protocol.execution.storage_keys import LogName
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.planning.validators import open_snapshot
 from splitup.protocol.settlement.proof_of_sampling import get_sampled_tasks
@@ -117,7 +116,7 @@ class Court:
             store = open_verification_logs(gateway, lambda: http.session, order)
             writer = LogWriter(execution_id, validator.address, store)
             for step, row in enumerate(tensors):
-                name = LogName(TASK, 0, validator.address, step, apart=True)
+                name = LogName.of(TASK, 0, validator.address, step, apart=True)
                 await append_output(writer, store, name, row.tobytes())
             await writer.finish()
             await writer.close()

@@ -29,13 +29,13 @@ from splitup.messages.completions import (
     Takeovers,
     TaskCommitment,
 )
-from splitup.messages.frames import decode_frame, make_order
+from splitup.messages.frames import make_order
 from splitup.net.signed_frames import seal_frame
 from splitup.protocol.committee import events as ev
 from splitup.protocol.execution.ends import check_end, check_interim, make_count, sign_end
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
-from tests.builders import make_tensor_frame
+from tests.builders import decode_frame, make_tensor_frame
 from tests.protocol.adversary.market import START_S
 from tests.protocol.adversary.reports import Reports
 from tests.protocol.adversary.tensors import (

@@ -23,7 +23,7 @@ from splitup.messages.completions import (
     Takeover,
     TaskCommitment,
 )
-from splitup.messages.frames import decode_frame, make_order
+from splitup.messages.frames import make_order
 from splitup.messages.plans import PlanCertificate, Request, SignedRequest
 from splitup.net.signed_frames import seal_frame
 from splitup.protocol.execution.ends import check_end, check_interim, make_count, sign_end
@@ -32,7 +32,7 @@ from splitup.protocol.execution.takeovers import ExecutorMap, sign_takeover
 from splitup.protocol.planning.signed_requests import sign_request
 from splitup.protocol.settlement.attestations import Attestations
 from splitup.protocol.settlement.edge_faults import find_input_faults
-from tests.builders import make_tensor_frame
+from tests.builders import decode_frame, make_tensor_frame
 from tests.protocol.adversary.giveaways import GiveAway
 from tests.protocol.adversary.market import START_S
 from tests.protocol.adversary.reports import Reports

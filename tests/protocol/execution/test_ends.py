@@ -17,7 +17,7 @@ from splitup.messages.completions import (
     SignedEnd,
     TaskCommitment,
 )
-from splitup.messages.frames import decode_frame, make_delivery
+from splitup.messages.frames import make_delivery
 from splitup.messages.plans import Plan
 from splitup.net.signed_frames import seal_frame
 from splitup.protocol.execution.ends import check_end, check_interim, sign_end
@@ -26,6 +26,7 @@ from splitup.protocol.planning.selection import compute_plan
 from splitup.protocol.settlement.edge_faults import find_input_faults
 from splitup.protocol.settlement.proof_of_sampling import check_completion
 from tests.builders import (
+    decode_frame,
     make_chain_manifest,
     make_diamond_manifest,
     make_request,

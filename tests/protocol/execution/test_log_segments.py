@@ -11,7 +11,7 @@ from splitup.core import limits
 from splitup.core.errors import PeerFault
 from splitup.messages.base import CLIENT
 from splitup.messages.storage import SegmentHeader
-from splitup.protocol.execution.log_segments import LogEntry, LogReader, PortLog
+from splitup.protocol.execution.log_segments import LogEntry, LogNameer, PortLog
 
 ZEROS = st.integers(0, 40).map(bytes)
 EXECUTION, NODE = "0x" + "01" * 32, "0x" + "ab" * 20
@@ -32,8 +32,8 @@ def store(log: PortLog) -> list[bytes]:
     return objects
 
 
-def make_reader(task: int = 3, accepts: Callable[[int], bool] = lambda length: True) -> LogReader:
-    return LogReader(EXECUTION, task, 0, NODE, accepts)
+def make_reader(task: int = 3, accepts: Callable[[int], bool] = lambda length: True) -> LogNameer:
+    return LogNameer(EXECUTION, task, 0, NODE, accepts)
 
 
 @settings(max_examples=50, deadline=None)

@@ -18,11 +18,9 @@ from splitup.protocol.planning.challenges import find_wrong_choice
 from splitup.protocol.planning.sampling_clocks import (
     EXECUTOR,
     VALIDATOR,
-    compute_clock,
     compute_eta_ms,
     compute_fairness_milli,
     compute_reference_ms,
-    compute_weight,
     neglog2_q32,
 )
 from splitup.protocol.planning.selection import (
@@ -48,6 +46,7 @@ from tests.builders import (
     rank_all,
     task_id,
 )
+from tests.protocol.planning.exact_weights import compute_clock, compute_weight
 
 
 def seed(number: int) -> str:

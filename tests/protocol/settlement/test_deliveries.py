@@ -11,12 +11,12 @@ import pytest
 from splitup.core.tensors import NO_STEPS, StepsDigest
 from splitup.crypto.keys import Identity
 from splitup.messages.completions import End, SignedEnd, TaskCommitment
-from splitup.messages.frames import Frame, FrameKind, decode_frame, make_delivery
+from splitup.messages.frames import Frame, FrameKind, make_delivery
 from splitup.messages.plans import Plan
 from splitup.net.signed_frames import seal_frame
 from splitup.protocol.execution.ends import sign_end
 from splitup.protocol.settlement.edge_faults import find_output_faults
-from tests.builders import make_tensor_frame
+from tests.builders import decode_frame, make_tensor_frame
 from tests.protocol.simulator import (
     CLIENT,
     CLIENT_IDENTITY,

@@ -16,12 +16,12 @@ from splitup.messages.completions import (
     SignedTakeover,
     TaskCommitment,
 )
-from splitup.messages.frames import decode_frame, make_order
+from splitup.messages.frames import make_order
 from splitup.messages.plans import Plan
 from splitup.net.signed_frames import seal_frame
 from splitup.protocol.committee import events as ev
 from splitup.protocol.execution.ends import make_count, sign_end
-from tests.builders import make_tensor_frame
+from tests.builders import decode_frame, make_tensor_frame
 from tests.protocol.settlement.test_steps import PRICE, STEPS, Steps, get_pay
 from tests.protocol.simulator import (
     CLIENT_IDENTITY,

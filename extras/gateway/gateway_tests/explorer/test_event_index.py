@@ -91,7 +91,7 @@ async def test_what_a_reorganisation_reverts_is_gone_and_a_rebuilt_index_is_the_
         followed = dump(index, MODEL, node, network.client.address, again.execution_id)
         last = index.find_last_block()
 
-    other = EventIndex.open(url, replace(network.deployment, market="0x" + "77" * 20))
+    other = EventIndex.open(url, network.deployment.model_copy(update={"market": "0x" + "77" * 20}))
     assert other.find_last_block() is None, "an index of another chain is emptied"
     other.close()
     async with follow(network, url) as index:

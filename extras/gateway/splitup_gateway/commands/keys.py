@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 KeysFlag = Annotated[
     str | None,
     typer.Option(
-        "--keys",
         metavar="URL",
         help="Database of API keys (default: api-keys.sqlite beside the network's file).",
     ),
@@ -31,7 +30,6 @@ KeysFlag = Annotated[
 IndexFlag = Annotated[
     str | None,
     typer.Option(
-        "--index",
         metavar="URL",
         help="Database of the explorer (default: explorer.sqlite beside the network's file).",
     ),
@@ -54,15 +52,11 @@ def command(
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(
-            "--budget", metavar="USDC", help="Most that it may spend (default: no limit)."
-        ),
+        typer.Option(metavar="USDC", help="Most that it may spend (default: no limit)."),
     ] = None,
     rate: Annotated[
         int | None,
-        typer.Option(
-            "--rate", metavar="N", min=1, help="Most requests a minute (default: no limit)."
-        ),
+        typer.Option(metavar="N", min=1, help="Most requests a minute (default: no limit)."),
     ] = None,
     models: Annotated[
         list[str] | None,
@@ -73,7 +67,6 @@ def command(
     group: Annotated[
         str,
         typer.Option(
-            "--group",
             metavar="GROUP",
             help="Keys of one group share cached prompts, times and receipts (default: no key's).",
         ),

@@ -18,10 +18,10 @@ from splitup.core.extras import require
 @as_command(interrupted="stopped")
 async def command(
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where phones connect to.")
+        str, typer.Option(metavar="HOST:PORT", help="Where phones connect to.")
     ] = "0.0.0.0:9095",
     to: Annotated[
-        str, typer.Option("--to", metavar="HOST:PORT", help="The server that they reach.")
+        str, typer.Option(metavar="HOST:PORT", help="The server that they reach.")
     ] = "127.0.0.1:8000",
     tls: Annotated[
         bool,
@@ -29,9 +29,7 @@ async def command(
             "--tls", help="Speak TLS with a new certificate: browsers keep models only then."
         ),
     ] = False,
-    connections: Annotated[
-        int, typer.Option("--connections", metavar="N", min=1, help="Most at once.")
-    ] = 256,
+    connections: Annotated[int, typer.Option(metavar="N", min=1, help="Most at once.")] = 256,
     idle_s: Annotated[
         float,
         typer.Option("--idle", metavar="S", min=1.0, help="Silent for so long, one is closed."),

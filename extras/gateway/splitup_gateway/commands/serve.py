@@ -39,24 +39,22 @@ class ListenOptions:
     host: Annotated[
         str,
         typer.Option(
-            "--host",
             metavar="ADDRESS",
             help="Address to listen on; beyond this machine keys and TLS are needed.",
         ),
     ] = "127.0.0.1"
     port: Annotated[
-        int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="0 takes a free one.")
+        int, typer.Option(metavar="PORT", min=0, max=65_535, help="0 takes a free one.")
     ] = DEFAULT_PORT
     tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain, PEM.")
+        Path | None, typer.Option(metavar="FILE", help="Certificate chain, PEM.")
     ] = None
-    tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM.")
-    ] = None
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = (
+        None
+    )
     metrics: Annotated[
         str,
         typer.Option(
-            "--metrics",
             metavar="HOST:PORT",
             help="Where Prometheus reads /metrics, such as 127.0.0.1:9464 (default: nowhere).",
         ),
@@ -92,7 +90,7 @@ class ServingFlags:
     ] = 8
     warm: Annotated[
         int,
-        typer.Option("--warm", metavar="N", min=0, help="Executions kept open while nobody asks."),
+        typer.Option(metavar="N", min=0, help="Executions kept open while nobody asks."),
     ] = 1
     steps: Annotated[
         int,
@@ -116,7 +114,6 @@ class ServingFlags:
     speculate: Annotated[
         list[str] | None,
         typer.Option(
-            "--speculate",
             metavar="MODEL[=DRAFT]",
             help="Decode MODEL by drafts, in fewer steps: those of n-grams, and of DRAFT, a "
             "registered model that this machine runs; repeatable.",

@@ -8,21 +8,17 @@ database.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sql
-from sqlalchemy import event as sql_events
-from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql, sqlite
 
-from splitup.chain.deployment import Deployment
 from splitup.chain.event_stream import BlockId, ChainEvent
 from splitup.chain.mentions import find_mentions, name_subject
-from splitup.core.errors import ConfigurationError, Unavailable
-from splitup.storage.private_files import open_database
+from splitup.messages.network import Deployment
+from splitup_gateway.database import Database
 
 _SCHEMA: Final = 2  # another number in the database: it is filled again from block 0
 _METADATA: Final = sql.MetaData()
@@ -75,41 +71,17 @@ class Total:
     amount: int
 
 
-class EventIndex:
-    """The tables. Calls block for a query, so servers make them in a thread."""
+class EventIndex(Database):
+    """The tables; they are emptied when they are of another chain than ``open`` gets."""
 
-    def __init__(self, engine: sql.Engine) -> None:
-        self._engine = engine
+    what = "the explorer's database"
+    tables = _METADATA
+    # pages are read while events are written; what a crash loses is read again
+    pragmas = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL"
 
-    @classmethod
-    def open(cls, url: str, deployment: Deployment) -> Self:
-        """Open a database and create its tables; empty them when they are of another chain.
-
-        ``url`` is SQLAlchemy's, as for ``ApiKeys``. Raises ConfigurationError.
-        """
-        name = ""
-        try:
-            name = sql.make_url(url).render_as_string(hide_password=True)
-            engine = open_database(url)
-            if engine.dialect.name == "sqlite":
-                sql_events.listen(engine, "connect", _set_up_sqlite)
-            _METADATA.create_all(engine)
-            index = cls(engine)
-            index._claim(
-                f"{_SCHEMA}:{deployment.chain_id}:{deployment.genesis_hash}:{deployment.market}"
-            )
-        except (exc.SQLAlchemyError, ImportError, OSError, Unavailable) as error:
-            text = str(getattr(error, "orig", None) or error).strip().partition("\n")[0][:200]
-            raise ConfigurationError(
-                f"the explorer's database {name} cannot be opened: {text}"
-            ) from None
-        return index
-
-    def close(self) -> None:
-        """Close every connection."""
-        self._engine.dispose()
-
-    def _claim(self, source: str) -> None:
+    def _prepare(self, *given: Deployment) -> None:
+        (deployment,) = given
+        source = f"{_SCHEMA}:{deployment.chain_id}:{deployment.genesis_hash}:{deployment.market}"
         with self._begin() as connection:
             if connection.execute(sql.select(_SOURCE.c.name)).scalars().all() == [source]:
                 return
@@ -289,26 +261,12 @@ class EventIndex:
             return sql.and_(column >= text, column < text + "\U0010ffff")
         return column.startswith(text, autoescape=True)
 
-    @contextmanager
-    def _begin(self) -> Iterator[sql.Connection]:
-        try:
-            with self._engine.begin() as connection:
-                yield connection
-        except exc.SQLAlchemyError as error:
-            text = str(getattr(error, "orig", None) or error).strip().partition("\n")[0][:200]
-            raise Unavailable(f"the explorer's database failed: {text}") from None
-
 
 _SAME_PLACE: Final = sql.and_(
     _MENTIONS.c.block_number == _EVENTS.c.block_number,
     _MENTIONS.c.log_index == _EVENTS.c.log_index,
     _MENTIONS.c.block_hash == _EVENTS.c.block_hash,
 )
-
-
-def _set_up_sqlite(connection: Any, _: object) -> None:
-    connection.execute("PRAGMA journal_mode=WAL")  # pages are read while events are written
-    connection.execute("PRAGMA synchronous=NORMAL")  # what a crash loses is read again
 
 
 def _describe_blob(value: object) -> str:

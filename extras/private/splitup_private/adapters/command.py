@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 class SessionFlags:
     """How many clients a host serves at once; each takes 75 MB."""
 
-    sessions: Annotated[
-        int, typer.Option("--sessions", metavar="N", min=1, help="Most sessions at once.")
-    ] = 16
+    sessions: Annotated[int, typer.Option(metavar="N", min=1, help="Most sessions at once.")] = 16
     idle_s: Annotated[
         float,
         typer.Option(
@@ -51,10 +49,10 @@ async def command(
     ],
     flags: SessionFlags,
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="0: any free one.")
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="0: any free one.")
     ] = 8470,
     signs: Annotated[
         bool, typer.Option("--sign", help="Sign with this account what the host offers.")

@@ -20,7 +20,6 @@ class EncryptedAdapterFlags(AdapterFlags):
     adapter_host: Annotated[
         str | None,
         typer.Option(
-            "--adapter-host",
             metavar="URL",
             help="Apply an adapter under encryption; for models registered with --private 0.",
         ),
@@ -28,7 +27,6 @@ class EncryptedAdapterFlags(AdapterFlags):
     expert: Annotated[
         str | None,
         typer.Option(
-            "--expert",
             metavar="NAME",
             help="Its name there or its SHA-256; by default the prompt's words choose.",
         ),
@@ -36,18 +34,14 @@ class EncryptedAdapterFlags(AdapterFlags):
     check_host: Annotated[
         str | None,
         typer.Option(
-            "--check-host",
-            metavar="URL",
-            help="Another host of the adapter, which has to give the same answers.",
+            metavar="URL", help="Another host of the adapter, which has to give the same answers."
         ),
     ] = None
 
     adapter_signer: Annotated[
         str | None,
         typer.Option(
-            "--adapter-signer",
-            metavar="KEY",
-            help="The signing key that has to have signed what the host offers.",
+            metavar="KEY", help="The signing key that has to have signed what the host offers."
         ),
     ] = None
 

@@ -21,32 +21,25 @@ class PrivacyOptions:
     text: Annotated[
         Path,
         typer.Option(
-            "--text",
             metavar="FILE",
             help="Text like that of the model's users, UTF-8; 21,000 tokens show the whole curve.",
         ),
     ]
     private: Annotated[
         str,
-        typer.Option("--private", metavar="K,…", help="Blocks at each end that users run."),
+        typer.Option(metavar="K,…", help="Blocks at each end that users run."),
     ] = "0,1,2"
     context: Annotated[
         int | None,
-        typer.Option("--context", metavar="N", min=1, help="As for 'register'."),
+        typer.Option(metavar="N", min=1, help="As for 'register'."),
     ] = None
     chunk: Annotated[
         int | None,
-        typer.Option("--chunk", metavar="N", min=1, help="As for 'register'."),
+        typer.Option(metavar="N", min=1, help="As for 'register'."),
     ] = None
     tokens: Annotated[
         int,
-        typer.Option(
-            "--tokens",
-            metavar="N",
-            min=1,
-            max=4096,
-            help="Tokens to recover with the weights.",
-        ),
+        typer.Option(metavar="N", min=1, max=4096, help="Tokens to recover with the weights."),
     ] = 64
     file: Annotated[
         Path | None,
