@@ -43,6 +43,7 @@ def test_what_fails_runs_again_wherever_it_is(
 ) -> None:
     monkeypatch.setattr(passes, "ROOT", tmp_path)
     monkeypatch.setattr(passes, "CACHES", tmp_path / ".pytest_cache")
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     for path, text in (("tests/e2e/test_network.py", network), ("tests/chain/test_rpc.py", ONCE)):
         (tmp_path / path).parent.mkdir(parents=True)

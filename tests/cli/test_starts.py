@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 from bench.measure.starts import PROGRAMS
 
 # Each costs a tenth of a second of CPU time or more, or brings something that does.
@@ -14,29 +12,30 @@ NEVER = {
     *("web3", "ens", "eth_account", "eth_keyfile", "py_ecc", "boto3", "sqlalchemy", "tinygrad"),
     *("tokenizers", "llguidance", "langchain_core", "openai", "grpc", "tenseal", "websockets"),
 }
-MORE = {"splitup --help": {"aiohttp", "numpy", "pydantic", "eth_abi", "cryptography"}}
+MORE = {
+    "splitup --help": {"aiohttp", "numpy", "pydantic", "eth_abi", "cryptography"},
+    "splitup status": {"Crypto.Cipher"},
+    "splitup receipt": {"Crypto.Cipher"},
+    "splitup-node status": {"Crypto.Cipher"},
+}
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_loads_what_it_needs(program: str) -> None:
-    modules = ", ".join(PROGRAMS[program].split())
-    code = f"import {modules}, sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not (NEVER | MORE.get(program, set())) & set(done.stdout.split())
-
-
-@pytest.mark.long  # in small: what programs load, above
-@pytest.mark.parametrize("program", ["splitup status", "splitup receipt", "splitup-node status"])
-def test_no_cipher_is_loaded_before_a_key_is_opened(program: str) -> None:
-    modules = ", ".join(PROGRAMS[program].split())
-    code = f"import {modules}, sys; print('Crypto.Cipher' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+def test_a_program_loads_what_it_needs() -> None:
+    """One process imports one program after the other, those that may load the least first."""
+    programs = [*sorted(MORE, key=lambda name: -len(MORE[name])), *PROGRAMS.keys() - MORE.keys()]
+    for program, loaded in zip(programs, list_loaded(*map(PROGRAMS.get, programs)), strict=True):
+        loaded |= {name.partition(".")[0] for name in loaded}
+        assert not (NEVER | MORE.get(program, set())) & loaded, f"{program}, or one before it"
 
 
 def test_the_compiler_loads_nothing_of_the_chain() -> None:
     """A target that no cut fits is refused seconds after the start, most of which are imports."""
-    code = "import splitup_deploy.cutting.build, splitup_deploy.showing.progress, sys; "
-    code += "print(*{name.partition('.')[0] for name in sys.modules})"
+    [loaded] = list_loaded("splitup_deploy.cutting.build splitup_deploy.showing.progress")
+    assert not {"eth_abi", "web3", "aiohttp", "cryptography"} & loaded
+
+
+def list_loaded(*programs: str) -> list[set[str]]:
+    """Return what is loaded when the modules of each program have been imported, in this order."""
+    code = "".join(f"import {', '.join(p.split())}, sys; print(*sys.modules)\n" for p in programs)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"eth_abi", "web3", "aiohttp", "cryptography"} & set(done.stdout.split())
+    return [set(line.split()) for line in done.stdout.splitlines()]

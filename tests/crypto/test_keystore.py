@@ -175,8 +175,7 @@ _OFFICIAL = {
 }
 
 
-@pytest.mark.parametrize("function", _OFFICIAL)
-@pytest.mark.parametrize("name", ["crypto", "Crypto"])
+@pytest.mark.parametrize(("function", "name"), [("pbkdf2", "Crypto"), ("scrypt", "crypto")])
 def test_key_files_of_other_wallets_are_read(tmp_path: Path, function: str, name: str) -> None:
     keystore = {name: _OFFICIAL[function], "version": 3}
     write_secret_file(tmp_path / "key", json.dumps(keystore).encode(), what="key file")

@@ -155,7 +155,7 @@ def measure(work: Callable[[], object], size: int) -> tuple[float, float]:
     return measure_us(work, size), measure_memory(functools.partial(run_to_error, work), size)
 
 
-def measure_us(work: Callable[[], object], size: int) -> float:
+def measure_us(work: Callable[[], object], size: int, runs: int = _RUNS) -> float:
     """Return microseconds of processor time for each of ``size`` bytes: the fastest run's.
 
     Small inputs run more often: the time of a single one is too short to be measured.
@@ -166,7 +166,7 @@ def measure_us(work: Callable[[], object], size: int) -> float:
         run_to_error(work)
         return time.process_time() - begun
 
-    return min(run() for _ in range(max(_RUNS, _ENOUGH // size))) * 1e6 / size
+    return min(run() for _ in range(max(runs, _ENOUGH // size))) * 1e6 / size
 
 
 def run_to_error(work: Callable[[], object]) -> None:

@@ -56,7 +56,7 @@ def copy_tree() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         for folder in COPIED:
-            ignored = shutil.ignore_patterns("__pycache__", "e2e", "node_modules")
+            ignored = shutil.ignore_patterns("*.pyc.*", "e2e", "node_modules")
             shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
         shutil.copy(ROOT / "conftest.py", root)
         for part in LINKED:

@@ -122,15 +122,15 @@ def get_children_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-@pytest.mark.parametrize(("slowness", "patience"), [(1.0, 1), (2.0, 2)])
 def test_s04_what_the_rules_miss_ends_after_the_time_that_this_machine_needs(
-    monkeypatch: pytest.MonkeyPatch, slowness: float, patience: int
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tuning, "COMPILE_S", 1.0)
+    slowness, patience, allowed_s = 2.0, 2, 2.0
+    monkeypatch.setattr(tuning, "COMPILE_S", allowed_s / slowness / patience)
     monkeypatch.setattr(compile_process, "measure_slowness", lambda: slowness)
     before_s = get_children_s()
     compile_instead(monkeypatch, spin, TooSlow, patience)
-    took_s, allowed_s = get_children_s() - before_s, slowness * patience
+    took_s = get_children_s() - before_s
     assert 0.7 * allowed_s < took_s < allowed_s + 1, "which the kernel counts by ticks"
 
 

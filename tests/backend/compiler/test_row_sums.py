@@ -19,13 +19,19 @@ COMPILE = """
 import json
 from splitup.backend.devices import cuda
 cuda.install()
+from tinygrad.helpers import PARALLEL
+PARALLEL.value = 0
 from splitup.backend.compiler.schedule import compile_graph
 from splitup.graph.rules import check_graph
-from tests.backend.compiler.test_row_sums import make_product
+from tests.backend.compiler.test_row_sums import make_product, make_products
 found = []
-for rows, length in SHAPES:
+for rows, length in (256, 512), (256, 32), (32, 512):
     [kernel] = compile_graph(check_graph(make_product(rows, length)), "NULL").executables
     found.append([kernel.name, kernel.global_size, kernel.local_size])
+for length in (512, 256):
+    made = compile_graph(check_graph(make_products(16, 128, length)[0]), "NULL")
+    tiled = [one.tiled and made.executables[one.tiled] for one in made.launches]
+    found.append([one and [one.global_size, one.local_size] for one in tiled])
 print(json.dumps(found))
 """
 
@@ -49,23 +55,6 @@ for tokens in (1, 11):
         off = np.abs(np.frombuffer(out, np.float32).reshape(exact.shape) - exact).max()
         found.append([out.hex(), bool(off < 1e-4)])
 print(json.dumps([found, [call._tiled is not None for call in program._calls]]))
-"""
-
-COMPILE_TILED = """
-import json
-from splitup.backend.devices import cuda
-cuda.install()
-from tinygrad.helpers import PARALLEL
-PARALLEL.value = 0
-from splitup.backend.compiler.schedule import compile_graph
-from splitup.graph.rules import check_graph
-from tests.backend.compiler.test_row_sums import make_products
-found = []
-for length in (512, 256):
-    made = compile_graph(check_graph(make_products(16, 128, length)[0]), "NULL")
-    tiled = [one.tiled and made.executables[one.tiled] for one in made.launches]
-    found.append([one and [one.global_size, one.local_size] for one in tiled])
-print(json.dumps(found))
 """
 
 
@@ -110,20 +99,15 @@ def test_as_many_threads_as_fit_share_a_row_before_each_loads_many_numbers(
 
 @pytest.mark.skipif(not has_nvrtc(), reason="needs NVRTC: the extra [cuda]")
 def test_kernels_for_a_card_read_rows_side_by_side_and_short_ones_as_tinygrad_does() -> None:
-    shapes = [(256, 512), (256, 32), (32, 512)]
-    done = run(COMPILE.replace("SHAPES", repr(shapes)), "NULL:CUDA:sm_90", NULL_ALLOW_COPYOUT="1")
-    shared, short, few = json.loads(done)
+    """A step of several tokens has a kernel of its own for weights that they share."""
+    done = run(COMPILE, "NULL:CUDA:sm_90", NULL_ALLOW_COPYOUT="1")
+    shared, short, few, *several = json.loads(done)
     assert shared[1:] == [[32, 1, 1], [32, 4, 1]]  # four groups of 32 threads, two rows each
     assert few[1:] == [[32, 1, 1], [32, 1, 1]]  # too few rows to give groups several
     assert short[2] == [16, 1, 1]
-
-
-@pytest.mark.skipif(not has_nvrtc(), reason="needs NVRTC: the extra [cuda]")
-def test_a_step_of_several_tokens_has_a_kernel_of_its_own_for_weights_that_they_share() -> None:
-    done = run(COMPILE_TILED, "NULL:CUDA:sm_90", NULL_ALLOW_COPYOUT="1")
     tiles = ["SHR", ["ADD", "T", 7], 3]
     # eight tokens and four times four rows; a row of 256 numbers has no accumulator
-    assert json.loads(done) == [[[[tiles, 8, 1], [32, 4, 1]]], [None]]
+    assert several == [[[[tiles, 8, 1], [32, 4, 1]]], [None]]
 
 
 @pytest.mark.long  # in small: the shapes of both kernels below

@@ -287,7 +287,8 @@ class Counted:
 
 def test_embedding_head_and_mlp_in_pieces_give_the_same_bytes(tmp_path: Path) -> None:
     """Bit for bit with the uncut model, on the kernels of this process's device."""
-    save_llama(tmp_path / "m", {"hidden_size": 64, "intermediate_size": 192, "vocab_size": 320})
+    sizes = {"hidden_size": 64, "intermediate_size": 192, "vocab_size": 320}
+    save_llama(tmp_path / "m", {**sizes, "num_hidden_layers": 1})
     compiled = build(str(tmp_path / "m"), 45_000, sizes=Sizes(chunk=2))
     tasks = compiled.manifest.tasks
     labels = " ".join(task.label for task in tasks)

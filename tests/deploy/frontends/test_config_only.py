@@ -36,6 +36,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
+@pytest.mark.long  # in small: eight of the eighty layers in test_every_kind_of_card_of_a_fleet…
 def test_seventy_billion_parameters_in_seconds() -> None:
     """The bars: 30 s of one core, 2 GB, every task within the target, imbalance within 10 %."""
     done = subprocess.run(

@@ -10,7 +10,6 @@ import pytest
 from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.gguf.encoder_file import _BLOCK, _BLOCK_NAMES, _NAMES
 from splitup_deploy.frontends.source_model import Sizes
-from splitup_deploy.uncut_model import load_reference
 from tokenizers import Tokenizer
 
 from splitup.core.errors import InvalidModel
@@ -19,6 +18,7 @@ from tests.deploy.checkpoints import GOLDEN, compute_checkpoint_digest, iter_sha
 from tests.deploy.encoders import CASES, LENGTHS, TEXTS
 from tests.deploy.ggufs import BLOCKS, quantise, write_gguf
 from tests.deploy.llamas import relative_error
+from tests.deploy.reference_program import load_graph
 
 BOUND = 1e-5
 SIZES = Sizes(chunk=sum(LENGTHS))
@@ -79,7 +79,7 @@ def save_bert(
 
 def compute(path: Path) -> np.ndarray:
     """Return the vectors of all texts, [texts, width]."""
-    program = load_reference(str(path), SIZES)
+    program = load_graph(str(path), SIZES)  # kernels of encoders are in test_encoders.py
     arrays = make_text_arrays(TEXTS)
     given = [arrays[spec.name].tobytes() for spec in program.inputs]
     (data,) = program.run(program.new_state(), given)

@@ -19,15 +19,17 @@ from splitup_edge.export.onnx_file import encode_piece as piece
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import array_to_bytes, bytes_to_array
 from tests.builders import HANG_S
-from tests.deploy.execution import CutModel
+from tests.deploy.execution import CutModel, CutReference
 from tests.deploy.llamas import relative_error
 from tests.deploy.onnxes import Graph, compute_vision, encode_model, save_onnx, save_vision
 
 LARGE = 10**9
 
 
-def run(compiled: CompiledModel, *arrays: np.ndarray) -> list[np.ndarray]:
-    cut = CutModel(compiled)
+def run(
+    compiled: CompiledModel, *arrays: np.ndarray, tasks: Any = CutReference
+) -> list[np.ndarray]:
+    cut = tasks(compiled)
     ports = compiled.manifest.inputs
     given = {p.name: array_to_bytes(p.spec, a) for p, a in zip(ports, arrays, strict=True)}
     made = cut.step(cut.new_states(), given)
@@ -41,7 +43,7 @@ def test_a_vision_model_is_cut_and_computes_the_same(tmp_path: Path) -> None:
     assert compiled.manifest.kind == "function" and len(compiled.manifest.tasks) >= 3
     assert compiled.manifest.tasks[0].label.startswith("the_Conv")
     picture = np.random.default_rng(1).normal(0, 1, (1, 3, 8, 8)).astype(np.float32)
-    (given,) = run(compiled, picture)
+    (given,) = run(compiled, picture, tasks=CutModel)
     assert relative_error(given, compute_vision(weights, picture)) <= 1e-5
     whole = load_reference(source)
     (wanted,) = whole.run(whole.new_state(), [picture.tobytes()])
@@ -297,11 +299,13 @@ def test_a_mask_over_a_batch_s_tokens(tmp_path: Path) -> None:
     np.testing.assert_allclose(run(compiled, mask, x)[0], wanted, 1e-5, 1e-6)
 
 
+# kernels of all operations are in backend/compiler/test_lowering.py
+@pytest.mark.parametrize("tasks", [CutReference, pytest.param(CutModel, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", CASES)
-def test_a_node_computes_what_the_standard_says(tmp_path: Path, name: str) -> None:
+def test_a_node_computes_what_the_standard_says(tmp_path: Path, name: str, tasks: Any) -> None:
     graph, opset, arrays, wanted = CASES[name]
     compiled = build(save_onnx(tmp_path / "m.onnx", graph, opset), LARGE)
-    (given,) = run(compiled, *arrays.values())
+    (given,) = run(compiled, *arrays.values(), tasks=tasks)
     assert given.dtype == wanted.dtype
     np.testing.assert_allclose(given, wanted, 1e-5, 1e-6)
 
@@ -319,7 +323,7 @@ def test_nodes_need_no_name_and_no_first_output(tmp_path: Path, name: str) -> No
 def test_division_by_zero_stops_nobody(tmp_path: Path) -> None:
     x, y = np.array([5, -5, 0], np.int32), np.zeros(3, np.int32)
     compiled = build(save_onnx(tmp_path / "m.onnx", make("Div", {"x": x, "y": y}, x)), LARGE)
-    np.testing.assert_array_equal(run(compiled, x, y)[0], x)
+    np.testing.assert_array_equal(run(compiled, x, y, tasks=CutModel)[0], x)
 
 
 def test_shapes_are_computed_from_constants_and_shapes(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from splitup.core.errors import InvalidModel
 from tests.deploy.checkpoints import CASES, make_weights, save_checkpoint
-from tests.deploy.execution import CutModel
+from tests.deploy.execution import CutReference
 from tests.deploy.ggufs import make_tokens, save_gguf
 from tests.deploy.llamas import TOKENIZER, compute_logits, relative_error, save_llama
 from tests.deploy.mixtures import CASES as MIXTURES
@@ -33,7 +33,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
 
 def run(source: Path) -> np.ndarray:
     compiled = build(str(source), LARGE)
-    cut = CutModel(compiled)
+    cut = CutReference(compiled)
     states = cut.new_states()
     rows = []
     for position, token in enumerate(TOKENS):

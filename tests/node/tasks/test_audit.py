@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import pytest_asyncio
 from splitup_node.config import NodeConfig
 from splitup_node.tasks import audit
 from splitup_node.tasks.audit import AuditFailed, AuditReport, check_machine
@@ -25,6 +25,8 @@ from tests.node.cli.test_config import write
 from tests.node.graphs import make_reference
 from tests.node.network import make_manifest
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+Open = Callable[..., Coroutine[Any, Any, LoadedTasks]]
 FAULTY = (sys.executable, str(Path(__file__).parents[1] / "faulty_worker.py"))
 LYING = (sys.executable, str(Path(__file__).parents[1] / "lying_worker.py"))
 
@@ -55,61 +57,67 @@ async def accept(manifest: Manifest) -> None:
     """Stand in for the chain's record: every manifest counts."""
 
 
-@asynccontextmanager
-async def open_loaded_tasks(
-    root: Path, argv: tuple[str, ...] = WORKER_ARGV
-) -> AsyncIterator[LoadedTasks]:
-    supervisor = Supervisor(
-        root,
-        memory_bytes=10**8,
-        device="CPU:X86",
-        cache_directory=KERNELS,
-        worker_argv=argv,
-    )
-    workers = Workers([supervisor])
-    await workers.start()
-    nothing = cast(Any, None)  # no gateway is asked for what is in the cache
-    try:
-        yield LoadedTasks(workers, TaskCache(root / "cache", nothing, nothing, accept))
-    finally:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def open_tasks(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Open]:
+    """Open a node's tasks, with none loaded; tests share the worker of each kind."""
+    directory, running = tmp_path_factory.mktemp("workers"), dict[tuple[str, ...], Workers]()
+
+    async def open_one(root: Path, argv: tuple[str, ...] = WORKER_ARGV) -> LoadedTasks:
+        if argv not in running:
+            device = {"device": "CPU:X86", "cache_directory": KERNELS}
+            supervisor = Supervisor(directory, memory_bytes=10**8, worker_argv=argv, **device)
+            running[argv] = Workers([supervisor])
+            await running[argv].start()
+        for program in list(running[argv]._programs):
+            await running[argv].unload(program)
+        nothing = cast(Any, None)  # no gateway is asked for what is in the cache
+        cache = TaskCache(root / "cache", nothing, nothing, accept)
+        return LoadedTasks(running[argv], cache)
+
+    yield open_one
+    for workers in running.values():
         await workers.close()
 
 
-async def test_a_task_that_passes_its_audit_is_served(tmp_path: Path) -> None:
+async def test_a_task_that_passes_its_audit_is_served(open_tasks: Open, tmp_path: Path) -> None:
     manifest, _ = make_manifest()
-    store(tmp_path / "node" / "cache", manifest)
-    async with open_loaded_tasks(tmp_path / "node") as loaded_tasks:
-        for index in range(3):
-            await loaded_tasks.ensure(manifest.model_id, index)
-        assert len(loaded_tasks.programs) == 2
+    store(tmp_path / "cache", manifest)
+    loaded_tasks = await open_tasks(tmp_path)
+    for index in range(3):
+        await loaded_tasks.ensure(manifest.model_id, index)
+    assert len(loaded_tasks.programs) == 2
 
 
-async def test_a_broken_device_fails_the_audit_and_serves_nothing(tmp_path: Path) -> None:
+async def test_a_broken_device_fails_the_audit_and_serves_nothing(
+    open_tasks: Open, tmp_path: Path
+) -> None:
     manifest, _ = make_manifest()
-    store(tmp_path / "node" / "cache", manifest)
-    async with open_loaded_tasks(tmp_path / "node", FAULTY) as loaded_tasks:
-        with pytest.raises(AuditFailed, match=r"would be slashed.*splitup-node audit"):
-            await loaded_tasks.ensure(manifest.model_id, 0)
-        assert loaded_tasks.programs == {} and loaded_tasks.tasks == ()
-        assert loaded_tasks.free_bytes == 10**8  # it does not stay in the worker, either
-        with pytest.raises(AuditFailed):
-            await loaded_tasks.ensure(manifest.model_id, 1)  # the same task at another place
-        with pytest.raises(AuditFailed):
-            await loaded_tasks.prepare(manifest.model_id, 0)  # nothing is given up for it
-        loaded_tasks._workers._supervisors[0].kill("for a test")
-        await loaded_tasks._workers.restart()
-        await loaded_tasks.reload()  # the new one starts without it
-        assert loaded_tasks.programs == {} and loaded_tasks.free_bytes == 10**8
-
-
-async def test_a_dishonest_worker_passes_its_own_audit(tmp_path: Path) -> None:
-    manifest, _ = make_manifest()
-    store(tmp_path / "node" / "cache", manifest)
-    async with open_loaded_tasks(tmp_path / "node", LYING) as loaded_tasks:
+    store(tmp_path / "cache", manifest)
+    loaded_tasks = await open_tasks(tmp_path, FAULTY)
+    with pytest.raises(AuditFailed, match=r"would be slashed.*splitup-node audit"):
         await loaded_tasks.ensure(manifest.model_id, 0)
+    assert loaded_tasks.programs == {} and loaded_tasks.tasks == ()
+    assert loaded_tasks.free_bytes == 10**8  # it does not stay in the worker, either
+    with pytest.raises(AuditFailed):
+        await loaded_tasks.ensure(manifest.model_id, 1)  # the same task at another place
+    with pytest.raises(AuditFailed):
+        await loaded_tasks.prepare(manifest.model_id, 0)  # nothing is given up for it
+    loaded_tasks._workers._supervisors[0].kill("for a test")
+    await loaded_tasks._workers.restart()
+    await loaded_tasks.reload()  # the new one starts without it
+    assert loaded_tasks.programs == {} and loaded_tasks.free_bytes == 10**8
 
 
-async def test_another_class_is_compared_within_the_tolerance(tmp_path: Path) -> None:
+async def test_a_dishonest_worker_passes_its_own_audit(open_tasks: Open, tmp_path: Path) -> None:
+    manifest, _ = make_manifest()
+    store(tmp_path / "cache", manifest)
+    loaded_tasks = await open_tasks(tmp_path, LYING)
+    await loaded_tasks.ensure(manifest.model_id, 0)
+
+
+async def test_another_class_is_compared_within_the_tolerance(
+    open_tasks: Open, tmp_path: Path
+) -> None:
     manifest, graphs = make_manifest()
     blob = make_reference(next(iter(graphs.values())), "CUDA/sm_90")
     tolerance = Tolerance(
@@ -120,19 +128,19 @@ async def test_another_class_is_compared_within_the_tolerance(tmp_path: Path) ->
         other = replace_reference(manifest, blob, tolerances=tolerances)
         root = tmp_path / f"node{len(tolerances)}"
         store(root / "cache", other, blob)
-        async with open_loaded_tasks(root, FAULTY) as loaded_tasks:
-            await loaded_tasks.ensure(other.model_id, 0)
+        loaded_tasks = await open_tasks(root, FAULTY)
+        await loaded_tasks.ensure(other.model_id, 0)
 
 
-async def test_vectors_of_another_task_are_refused(tmp_path: Path) -> None:
+async def test_vectors_of_another_task_are_refused(open_tasks: Open, tmp_path: Path) -> None:
     manifest, graphs = make_manifest()
     blob = make_reference(list(graphs.values())[1])
     other = replace_reference(manifest, blob)
-    store(tmp_path / "node" / "cache", other, blob)
-    async with open_loaded_tasks(tmp_path / "node") as loaded_tasks:
-        with pytest.raises(InvalidModel, match="reference vectors"):
-            await loaded_tasks.ensure(other.model_id, 0)
-        assert loaded_tasks.free_bytes == 10**8  # found out before anything was loaded
+    store(tmp_path / "cache", other, blob)
+    loaded_tasks = await open_tasks(tmp_path)
+    with pytest.raises(InvalidModel, match="reference vectors"):
+        await loaded_tasks.ensure(other.model_id, 0)
+    assert loaded_tasks.free_bytes == 10**8  # found out before anything was loaded
 
 
 async def test_no_stake_for_a_node_that_no_task_fits(

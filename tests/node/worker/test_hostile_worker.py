@@ -13,7 +13,7 @@ from splitup_node.worker.ipc import RunAnswer, RunRequest
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor, TaskFailed
 
 from splitup.core.errors import SplitUpError
-from tests.builders import HANG_S
+from tests.builders import HANG_S, KERNELS
 from tests.node.graphs import make_sum
 from tests.sandbox.attempts import Target
 from tests.sandbox.target import check_reached, target
@@ -26,7 +26,13 @@ HOSTILE = Path(__file__).parents[1] / "hostile_worker.py"
 async def test_s10_hostile_code_in_a_worker_reaches_nothing(target: Target, tmp_path: Path) -> None:
     """The worker has loaded a task."""
     argv = (sys.executable, "-P", str(HOSTILE), json.dumps(target))
-    supervisor = Supervisor(tmp_path, memory_bytes=10**8, device="CPU:X86", worker_argv=argv)
+    supervisor = Supervisor(
+        tmp_path,
+        memory_bytes=10**8,
+        device="CPU:X86",
+        cache_directory=KERNELS,
+        worker_argv=argv,
+    )
     try:
         report = await supervisor.start()
         (tmp_path / "task.json").write_bytes(make_sum(2).to_bytes())

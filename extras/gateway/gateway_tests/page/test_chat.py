@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from splitup_gateway.page_files import MARKET_PAGE
 
 from tests.builders import HANG_S
@@ -45,8 +45,20 @@ def make_stream(finish: str, *texts: str) -> str:
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as play:
+        running = play.chromium.launch(
+            executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield running
+        running.close()
+
+
 @contextlib.contextmanager
-def open_page(answers: Mapping[str, Any], path: str = "/", script: str = "") -> Iterator[Page]:
+def open_page(
+    browser: Browser, answers: Mapping[str, Any], path: str = "/", script: str = ""
+) -> Iterator[Page]:
     """Open a page with these answers by path: texts are events, errors are 503, else JSON."""
 
     def answer(route: Route) -> None:
@@ -62,17 +74,13 @@ def open_page(answers: Mapping[str, Any], path: str = "/", script: str = "") -> 
             route.fulfill(status=status, json=answers[asked])
 
     expect.set_options(timeout=HANG_S * 1_000)
-    with sync_playwright() as play:
-        browser = play.chromium.launch(
-            executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"]
-        )
-        page = browser.new_page()
-        page.set_default_timeout(HANG_S * 1_000)
-        page.add_init_script(script)
-        page.route("**/*", answer)
-        page.goto(ORIGIN + path)
-        yield page
-        browser.close()
+    page = browser.new_page()
+    page.set_default_timeout(HANG_S * 1_000)
+    page.add_init_script(script)
+    page.route("**/*", answer)
+    page.goto(ORIGIN + path)
+    yield page
+    page.close()
 
 
 def list_models(*models: dict[str, Any]) -> dict[str, Any]:
@@ -80,9 +88,9 @@ def list_models(*models: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.long  # in small: the first model is one that chats, below; e2e/test_page.py
-def test_a_model_without_turns_continues_texts() -> None:
+def test_a_model_without_turns_continues_texts(browser: Browser) -> None:
     answers = list_models(TEXTS) | {"/v1/completions": make_stream("length", " tool", " that")}
-    with open_page(answers) as page:
+    with open_page(browser, answers) as page:
         expect(page.get_by_label("Form")).to_have_value("text")
         expect(page.get_by_role("heading")).to_have_text("Begin a text")
         expect(page.get_by_label("System prompt")).to_have_count(0)
@@ -101,9 +109,11 @@ def test_a_model_without_turns_continues_texts() -> None:
 
 
 @pytest.mark.parametrize("models", [(TEXTS, CHATS), (RANKS, CHATS), (CHATS, TEXTS)])
-def test_the_first_model_is_one_that_chats(models: tuple[dict[str, Any], ...]) -> None:
+def test_the_first_model_is_one_that_chats(
+    browser: Browser, models: tuple[dict[str, Any], ...]
+) -> None:
     answers = list_models(*models) | {"/v1/chat/completions": make_stream("stop", "hello")}
-    with open_page(answers) as page:
+    with open_page(browser, answers) as page:
         expect(page.get_by_label("Model")).to_have_value("chats")
         expect(page.get_by_label("Form")).to_have_value("chat")
         page.get_by_label("Message").fill("hi")
@@ -113,8 +123,8 @@ def test_the_first_model_is_one_that_chats(models: tuple[dict[str, Any], ...]) -
 
 
 @pytest.mark.long  # in small: the first model is one that chats, above
-def test_the_form_follows_the_model_and_the_choice() -> None:
-    with open_page(list_models(CHATS, TEXTS)) as page:
+def test_the_form_follows_the_model_and_the_choice(browser: Browser) -> None:
+    with open_page(browser, list_models(CHATS, TEXTS)) as page:
         form = page.get_by_label("Form")
         page.get_by_label("Model").select_option("texts")
         expect(form).to_have_value("text")
@@ -125,12 +135,12 @@ def test_the_form_follows_the_model_and_the_choice() -> None:
         expect(page.get_by_role("button", name="Continue")).to_be_visible()
 
 
-def test_a_network_that_goes_away_and_comes_back_is_told_without_a_reload() -> None:
+def test_a_network_that_goes_away_and_comes_back_is_told_without_a_reload(browser: Browser) -> None:
     nodes = {"sequence": 7, "total": 3, "nodes": [], "next": None}
     answers = list_models(TEXTS) | {"/explorer/v1/nodes": nodes}
     away = {"/health": {"status": "waiting"}, "/explorer/v1/nodes": {"error": {"message": "away"}}}
     ask_again = "document.dispatchEvent(new Event('visibilitychange'))"  # not after 5 s
-    with open_page(given := dict(answers), "/#/nodes") as page:
+    with open_page(browser, given := dict(answers), "/#/nodes") as page:
         expect(page.get_by_text("3 nodes")).to_be_visible()
         expect(page.get_by_role("status")).to_have_count(0)
         given |= away
@@ -149,9 +159,9 @@ REGISTERED = "navigator.serviceWorker.register = async () => ({});"
 
 
 @pytest.mark.parametrize(("script", "count"), [("", 1), (REGISTERED, 0)])
-def test_a_page_that_cannot_be_installed_says_so(script: str, count: int) -> None:
+def test_a_page_that_cannot_be_installed_says_so(browser: Browser, script: str, count: int) -> None:
     """Without a server the browser refuses the worker, as it does with a strange certificate."""
-    with open_page({PRIVATE: NO_MODELS}, "/private", script) as page:
+    with open_page(browser, {PRIVATE: NO_MODELS}, "/private", script) as page:
         expect(page.get_by_text("offers no private model")).to_be_visible()
         notice = page.get_by_text("can neither be installed nor opened without a network")
         expect(notice).to_have_count(count)

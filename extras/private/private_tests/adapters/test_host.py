@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from unittest.mock import AsyncMock, Mock
 
 import numpy as np
 import pytest
@@ -191,27 +192,31 @@ class Liar(AdapterHost):
         return response
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
+async def test_a_host_that_answers_something_else_gives_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[tuple[Callable[[bytes], bytes], str]] = [
         (lambda data: b"", "answered 0 bytes instead of a ciphertext"),
         (lambda data: data[: ANSWER_HEAD.size], "instead of a ciphertext"),
         (lambda data: data[:-1], "truncated"),
         (lambda data: data + bytes(1), "truncated, or not SEAL's"),
         (lambda data: data + bytes(10**6), "bytes"),
         (lambda data: data[:-8_000] + os.urandom(8_000), "larger than the adapter can make|valid"),
-    ],
-)
-async def test_a_host_that_answers_something_else_gives_an_error(
-    answer: object, words: str
-) -> None:
+    ]
     async with run_host(kind=Liar) as (host, server), SignedClient() as http:
         assert isinstance(host, Liar)
         adapter = await EncryptedAdapter.open(http, AdapterOptions(server.url, "poems"), WIDTH)
-        host.answer = answer
-        with pytest.raises(PeerFault, match=words):
-            await adapter.apply(np.ones(WIDTH))
-        assert adapter._keyed is None and not adapter.reports  # these keys are never used again
+        keyed = adapter._keyed
+
+        async def give_up_keys() -> None:  # and leave them to the next answer
+            adapter._keyed = None
+
+        monkeypatch.setattr(adapter, "_give_up_keys", give_up_keys)
+        for host.answer, words in answers:
+            adapter._keyed = keyed
+            with pytest.raises(PeerFault, match=words):
+                await adapter.apply(np.ones(WIDTH))
+            assert adapter._keyed is None and not adapter.reports
 
 
 @pytest.mark.long  # in small: a wrong answer by its own check
@@ -300,9 +305,11 @@ async def test_s31_a_newcomer_gets_a_place_where_every_network_has_one(
     options = HostOptions(sessions=3, idle_s=1e6)
     async with run_host(options=options) as (host, server), SignedClient() as http:
         given = AdapterOptions(server.url, "poems")
-        for number in range(3):
-            group = f"192.0.2.{number}"
-            await EncryptedAdapter.open(http, given, WIDTH)
+        with monkeypatch.context() as patch:  # processes that are never asked
+            patch.setattr(host_module, "_start_child", AsyncMock(return_value=Mock()))
+            for number in range(3):
+                group = f"192.0.2.{number}"
+                await EncryptedAdapter.open(http, given, WIDTH)
         unused, busy, asked = host._sessions
         host._sessions[unused].used_s = host._sessions[asked].used_s + 1
         host._sessions[busy].running, host._sessions[busy].used_s = 1, 0.0

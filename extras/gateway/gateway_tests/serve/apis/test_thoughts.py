@@ -195,6 +195,12 @@ def test_marks_may_be_special_tokens() -> None:
 # ---- grammars ----------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    with closing(Grammars(FILE, NAME, 2_048, [0])) as running:
+        yield running
+
+
 @pytest.mark.parametrize(
     ("marks", "said", "is_allowed"),
     [
@@ -220,21 +226,17 @@ def test_marks_may_be_special_tokens() -> None:
     ids=lambda answer: answer.kind,
 )
 async def test_a_thought_may_come_before_a_format(
-    marks: ThoughtMarks, said: str, is_allowed: bool, answer: Grammar
+    grammars: Grammars, marks: ThoughtMarks, said: str, is_allowed: bool, answer: Grammar
 ) -> None:
     said = said.replace("x/", "") if answer.kind == "json_schema" else said
-    with closing(Grammars(FILE, NAME, 2_048, [0])) as grammars:
-        text = await grammars.open(marks.allow(answer))
-        tokens = [*LIBRARY.encode(said, add_special_tokens=False).ids, 0]
-        found = []
-        for token in tokens:
-            found.append(bool(text.get_mask()[token]))
-            if not found[-1]:
-                break
-            text.accept(token)
-            if token:
-                await text.ready()
-    assert all(found) == is_allowed
+    text = await grammars.open(marks.allow(answer))
+    for token in [*LIBRARY.encode(said, add_special_tokens=False).ids, 0]:
+        if not (found := bool(text.get_mask()[token])):
+            break
+        text.accept(token)
+        if token:
+            await text.ready()
+    assert found == is_allowed
 
 
 # ---- chats -------------------------------------------------------------------------------------
