@@ -13,7 +13,6 @@ import termios
 import time
 import tomllib
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -142,7 +141,7 @@ async def test_join_makes_a_node_from_a_gateways_url_alone(
     assert not (tmp_path / "node").exists(), "the gateway's own RPC endpoint is not told"
 
     made = await call_json("join", url + "/", *options, "--rpc-url", own_rpc)
-    assert made["network"] == asdict(market.network.deployment)
+    assert made["network"] == market.network.deployment.model_dump()
     assert made["stake_micro_usdc"] == 1_212 * USDC
     config = NodeConfig.load(Path(made["config"]))
     assert config.gateway_urls == (url,) and config.rpc_url == own_rpc and config.allow_loopback
