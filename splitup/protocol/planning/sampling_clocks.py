@@ -17,7 +17,7 @@ from typing import Final
 from splitup.core import limits
 from splitup.core.errors import InvalidInput
 from splitup.messages.plans import TaskTerms
-from splitup.messages.snapshots import Reference, SnapshotEntry
+from splitup.messages.snapshots import Reference, SnapshotEntry, get_operator
 
 EXECUTOR: Final = 0
 VALIDATOR: Final = 1
@@ -106,3 +106,11 @@ def compute_weight(entry: SnapshotEntry, terms: TaskTerms, reference: Reference)
     stake = min(entry.stake_micro_usdc // STAKE_UNIT, MAX_STAKE_MILLI)
     fairness = compute_fairness_milli(entry.credit_milli)
     return max(1, stake * speed * speed * fairness // 10**9)
+
+
+def may_check(validator: SnapshotEntry, executor: SnapshotEntry) -> bool:
+    """Return whether a node that holds a task may recompute it to check its executor."""
+    return (
+        get_operator(validator) != get_operator(executor)
+        and validator.determinism == executor.determinism
+    )
