@@ -53,7 +53,7 @@ _PATH_FIELDS: Final = ("deployment", "user_keystore", "user_passphrase_file", "c
 class NetworkConfig(BaseModel):
     """Where the chain, the gateways and the committee are, and whose key acts."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", defer_build=True)
 
     rpc_url: RpcUrlField
     deployment: Path  # JSON with the contracts' addresses (splitup.messages.network)

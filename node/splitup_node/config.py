@@ -86,7 +86,7 @@ def _check_listen(value: str) -> str:
 class NodeConfig(BaseModel):
     """All settings of a node; ``splitup-node init`` writes a file with comments on each."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", defer_build=True)
 
     rpc_url: RpcUrlField
     deployment: Path

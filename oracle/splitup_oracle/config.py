@@ -20,7 +20,7 @@ _Port = Annotated[int, Field(ge=0, le=65_535)]
 class _Settings(BaseModel):
     """Settings in a file; relative paths are relative to it."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", defer_build=True)
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -45,7 +45,8 @@ def _stop_early(schema: Any) -> None:
 class LaxRecord(BaseModel):
     """Base of objects whose fields may be given in another type, such as 1 for 1.0."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # a class is built when the first object is: no program uses all messages
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

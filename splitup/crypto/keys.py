@@ -15,13 +15,15 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Final
 
+import coincurve
 import nacl.bindings as sodium
-from eth_keys.datatypes import PrivateKey
+from eth_hash.auto import keccak
 from nacl.exceptions import BadSignatureError
 
 from splitup.core.errors import BadSignature, InvalidInput
 
 SIGNING_INFO: Final = b"splitup/ed25519/v1"
+PRIVATE_KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 _PREFIX: Final = b"splitup/v1"
 _KEY_PATTERN: Final = re.compile(r"0x[0-9a-f]{64}\Z")
@@ -40,14 +42,16 @@ class Identity:
     def from_private_key(private_key: bytes) -> Identity:
         """Derive both identities from a 32-byte secp256k1 key; raise InvalidInput out of range."""
         try:
-            public = PrivateKey(private_key).public_key
+            if len(private_key) != PRIVATE_KEY_BYTES:
+                raise ValueError  # the library would fill it up with zeros
+            public = coincurve.PublicKey.from_secret(private_key).format(compressed=False)
         except Exception:  # the message of the library may quote the key
             raise InvalidInput("the private key is not a number of the secp256k1 group") from None
         seed = derive_key(private_key, SIGNING_INFO)
         signing_key, secret_key = sodium.crypto_sign_seed_keypair(seed)
         return Identity(
             private_key=private_key,
-            address=public.to_address(),
+            address="0x" + keccak(public[1:])[12:].hex(),
             signing_key_hex="0x" + signing_key.hex(),
             _secret_key=secret_key,
         )

@@ -31,7 +31,7 @@ _VERSION: Final = 2
 class DevnetState(BaseModel):
     """The shape of a devnet, fixed at its first start."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", defer_build=True)
 
     version: int = Field(default=_VERSION, ge=_VERSION, le=_VERSION)
     nodes: int = Field(ge=1, le=MAX_NODES)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -22,11 +21,11 @@ from tests.chain.proxy import Proxy
 async def test_connect_refuses_another_deployment(network: Network) -> None:
     deployment = network.deployment
     stale = {
-        "it is chain 31337, not 5": dataclasses.replace(deployment, chain_id=5),
-        "first block is another one": dataclasses.replace(
-            deployment, genesis_hash="0x" + "00" * 32
+        "it is chain 31337, not 5": deployment.model_copy(update={"chain_id": 5}),
+        "first block is another one": deployment.model_copy(
+            update={"genesis_hash": "0x" + "00" * 32}
         ),
-        "no market contract at 0x00": dataclasses.replace(deployment, market="0x" + "00" * 20),
+        "no market contract at 0x00": deployment.model_copy(update={"market": "0x" + "00" * 20}),
     }
     for words, wrong in stale.items():
         with pytest.raises(ChainUnavailable, match=words) as caught:

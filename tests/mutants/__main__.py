@@ -44,7 +44,6 @@ PRELOADED: Final = (
     "nacl.bindings",
     "coincurve",
     "eth_abi.abi",
-    "eth_keys.datatypes",
     "eth_hash.auto",
     "aiohttp",
 )

@@ -384,7 +384,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "validator of another operator",
-        f"{PLANNING}/selection.py",
+        f"{PLANNING}/sampling_clocks.py",
         "        get_operator(validator) != get_operator(executor)\n        and validator",
         "        validator",
         f"{TESTS}/planning/test_selection.py::test_a22_nobody_checks_its_own_work",

@@ -62,6 +62,7 @@ from splitup_deploy.cutting.private_ends import Separation, find_borders, list_e
 from splitup_deploy.cutting.task_graphs import CutTask, cut_graph
 from splitup_deploy.cutting.timing import Clock
 from splitup_deploy.frontends import SourceModel, trace_model
+from splitup_deploy.frontends.chat import check_text
 from splitup_deploy.frontends.source_model import Sizes, SourceText
 from splitup_deploy.frontends.tracing import TracedModel
 from splitup_deploy.frontends.weight_sources import (
@@ -171,6 +172,7 @@ def build(
     try:
         if private is None:  # the client's part needs no card
             check_least(bounds, targets)
+        check_text(source.text)
         traced, graph, ends, parts = cut(whole, targets)
     except TargetTooSmall as error:
         advice = advise_target(whole, bounds, targets, cut, error)
@@ -301,6 +303,7 @@ def _list_outputs(graph: CheckedGraph) -> list[TensorSpec]:
 def prepare(model: str, sizes: Sizes | None = None) -> SourceModel:
     """Trace a model and run the passes: the graph that is cut, and the reference for it."""
     source = _trace(model, sizes)
+    check_text(source.text)
     return replace(source, traced=source.traced.read_weights())
 
 

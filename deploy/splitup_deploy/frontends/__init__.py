@@ -7,46 +7,57 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 from splitup.backend.compiler.simplified_sizes import keep_simplified
 from splitup.core.errors import InvalidModel
-from splitup_deploy.frontends.chat import check_tokenizer
-from splitup_deploy.frontends.gguf.load import is_gguf_file, load_gguf
-from splitup_deploy.frontends.huggingface.checkpoint import WEIGHT_SUFFIXES
-from splitup_deploy.frontends.huggingface.config_only import is_without_weights, load_shapes
-from splitup_deploy.frontends.huggingface.directory import (
+from splitup_deploy.frontends.chat import check_text
+from splitup_deploy.frontends.recognition import (
+    WEIGHT_SUFFIXES,
+    is_callable_reference,
+    is_gguf_file,
     is_huggingface_directory,
-    load_huggingface,
+    is_onnx_file,
+    is_without_weights,
 )
-from splitup_deploy.frontends.onnx.model_file import is_onnx_file, load_onnx
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
-from splitup_deploy.frontends.tinygrad_function import is_callable_reference, load_callable
 
 __all__ = ["FRONT_ENDS", "FrontEnd", "Sizes", "SourceModel", "load_model", "trace_model"]
 
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """``recognises`` says cheaply whether a source has this format; ``load`` traces it.
+    """``recognises`` says cheaply whether a source has this format; ``loader`` traces it.
 
+    The loader is a module of this package, which is imported for its sources only, and a function.
     ``takes`` are the ``Sizes`` that have a meaning for it.
     """
 
     recognises: Callable[[str], bool]
-    load: Callable[[str, Sizes], SourceModel]
+    loader: tuple[str, str]
     takes: tuple[str, ...] = ()
+
+    def load(self, source: str, sizes: Sizes) -> SourceModel:
+        """Trace a source; raises InvalidModel."""
+        module, function = self.loader
+        model: SourceModel = getattr(import_module(f"{__name__}.{module}"), function)(source, sizes)
+        return model
 
 
 _TEXT: Final = ("context", "chunk", "without")
 _IMAGES: Final = (*_TEXT, "vision", "images")
 FRONT_ENDS: Final = (
-    FrontEnd(is_without_weights, load_shapes, _IMAGES),
-    FrontEnd(is_huggingface_directory, load_huggingface, (*_IMAGES, "adapter")),
-    FrontEnd(is_gguf_file, load_gguf, _TEXT),
-    FrontEnd(is_onnx_file, load_onnx, ("dims",)),
-    FrontEnd(is_callable_reference, load_callable),
+    FrontEnd(is_without_weights, ("huggingface.config_only", "load_shapes"), _IMAGES),
+    FrontEnd(
+        is_huggingface_directory,
+        ("huggingface.directory", "load_huggingface"),
+        (*_IMAGES, "adapter"),
+    ),
+    FrontEnd(is_gguf_file, ("gguf.load", "load_gguf"), _TEXT),
+    FrontEnd(is_onnx_file, ("onnx.model_file", "load_onnx"), ("dims",)),
+    FrontEnd(is_callable_reference, ("tinygrad_function", "load_callable")),
 )
 _REFUSALS: Final = {
     **{name: f"is no text model: leave out the {name}" for name in _TEXT},
@@ -58,15 +69,17 @@ _REFUSALS: Final = {
 
 
 def load_model(source: str, sizes: Sizes | None = None) -> SourceModel:
-    """Trace a model, and read its weights. Raises InvalidModel as ``trace_model`` does."""
+    """Trace a model, check its text, and read its weights. Raises InvalidModel."""
     model = trace_model(source, sizes)
+    check_text(model.text)
     return replace(model, traced=model.traced.read_weights())
 
 
 def trace_model(source: str, sizes: Sizes | None = None) -> SourceModel:
     """Trace a model: a Hugging Face directory, an ONNX or GGUF file, or ``module:function``.
 
-    Raises InvalidModel naming what is missing or not supported.
+    Raises InvalidModel naming what is missing or not supported. Whether clients can use its
+    tokenizer and chat template ``chat.check_text`` finds out, which takes a process.
     """
     keep_simplified()
     sizes = sizes or Sizes()
@@ -76,10 +89,7 @@ def trace_model(source: str, sizes: Sizes | None = None) -> SourceModel:
                 is_given = getattr(sizes, name) != getattr(Sizes(), name)
                 if is_given and name not in front_end.takes:
                     raise InvalidModel(f"'{source}' {refusal.format(*sizes.dims)}")
-            model = front_end.load(source, sizes)
-            if model.text is not None:
-                check_tokenizer(model.text.tokenizer)
-            return model
+            return front_end.load(source, sizes)
     path = Path(source)
     if path.is_file() and path.suffix in WEIGHT_SUFFIXES:
         raise InvalidModel(

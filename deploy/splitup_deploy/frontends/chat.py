@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import closing, contextmanager
 from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from splitup.client.text.tokenizer import ModelTokenizer, check_chat_template
 from splitup.core import limits
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidModel
 from splitup.graph.manifest import ChatInfo
+from splitup_deploy.frontends.source_model import SourceText
 
 _WAYS_OUT: Final = {
     "text": "to compile the model as a function of token ids nevertheless: --without text",
     "chat": "to compile a model that completes texts but takes no chats: --without chat",
 }
-_good: set[str] = set()  # digests of tokenizers that the library has read
+_good: set[tuple[str, str]] = set()  # digests of tokenizers, and templates, that were checked
 
 
 @contextmanager
@@ -31,14 +30,22 @@ def offer_way_out(part: Literal["text", "chat"]) -> Iterator[None]:
         raise InvalidModel(f"{error}; {_WAYS_OUT[part]}") from None
 
 
-def check_tokenizer(tokenizer: Path | bytes) -> None:
-    """Raise InvalidModel for a tokenizer.json that users' clients could not read."""
-    data = tokenizer if isinstance(tokenizer, bytes) else tokenizer.read_bytes()
-    digest = compute_digest(data)
-    if digest not in _good:
-        with offer_way_out("text"):
-            ModelTokenizer(data, "the model").close()
-        _good.add(digest)
+def check_text(text: SourceText | None) -> None:
+    """Raise InvalidModel for a tokenizer.json or chat template that clients could not use."""
+    if text is None:
+        return
+    data = text.tokenizer if isinstance(text.tokenizer, bytes) else text.tokenizer.read_bytes()
+    template = "" if text.chat is None else text.chat.template
+    if (checked := (compute_digest(data), template)) in _good:
+        return
+    from splitup.client.text.tokenizer import ModelTokenizer  # asyncio, which only this needs
+
+    with offer_way_out("text"):
+        tokenizer = ModelTokenizer(data, "the model")
+    with closing(tokenizer), offer_way_out("chat"):
+        if text.chat is not None:
+            tokenizer.check_template(template)
+    _good.add(checked)
 
 
 def choose_template(found: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
@@ -61,13 +68,11 @@ def choose_template(found: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
 
 
 def make_chat(template: Any, bos_token: Any, eos_token: Any) -> ChatInfo:
-    """Return a model's chat template; raise InvalidModel for one that cannot be used."""
+    """Return a model's chat template; raise InvalidModel for what is no text, or too long."""
     try:
-        chat = ChatInfo(template=template, bos_token=bos_token, eos_token=eos_token)
+        return ChatInfo(template=template, bos_token=bos_token, eos_token=eos_token)
     except ValidationError:
         raise InvalidModel(
             "the model's chat template, or its BOS or EOS token, is no text, or too long (at most "
             f"{limits.MAX_CHAT_TEMPLATE_CHARS} characters)"
         ) from None
-    check_chat_template(chat.template)
-    return chat

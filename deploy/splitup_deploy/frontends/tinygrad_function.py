@@ -15,11 +15,10 @@ code on the developer's machine; only the traced arithmetic is published.
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import Ops, UOp
@@ -31,13 +30,6 @@ from splitup_deploy.cutting.passes import materialise_reductions
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 from splitup_deploy.frontends.tracing import TracedModel, Tracer, tracing
 from splitup_deploy.frontends.weight_sources import WeightSource
-
-_REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-
-
-def is_callable_reference(source: str) -> bool:
-    """Say whether ``source`` has the form module:function."""
-    return bool(_REFERENCE.fullmatch(source))
 
 
 def load_callable(source: str, sizes: Sizes) -> SourceModel:

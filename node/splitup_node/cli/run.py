@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from splitup.cli.command import as_command, start_log
+from splitup.core.garbage_collection import pause_garbage_collection
 from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption
 from splitup_node.cli.progress import InPlaceHandler
 
@@ -25,8 +26,9 @@ async def command(
     """Serve until Ctrl-C or SIGTERM. Logs go to stderr."""
     import gc
 
-    from splitup_node.config import NodeConfig
-    from splitup_node.daemon import run_node
+    with pause_garbage_collection():
+        from splitup_node.config import NodeConfig
+        from splitup_node.daemon import run_node
 
     _start_logging(verbose, log_json)
     gc.collect()

@@ -10,6 +10,7 @@ from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import Output, print_table
 from splitup.cli.options import DirFlag
 from splitup.config import DEFAULT_HOME
+from splitup.core.garbage_collection import pause_garbage_collection
 
 if TYPE_CHECKING:
     from splitup.devnet.commands import NetworkStatus
@@ -103,7 +104,8 @@ def fund(
 @as_command(hint="asking the chain, the committee and the nodes")
 def status(directory: DirFlag = DEFAULT_HOME, *, output: JsonOutput) -> None:
     """Show processes, committee and nodes of a network; exit code 1 when it is not ready."""
-    from splitup.devnet.commands import fetch_status
+    with pause_garbage_collection():
+        from splitup.devnet.commands import fetch_status
 
     found = fetch_status(directory)
     output.give(found.to_dict(), lambda: _show_status(output, found))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from splitup.client.text.tokenizer_process import TOKEN_BYTES, pack_tokens, unpack_tokens
@@ -83,6 +83,10 @@ class ModelTokenizer:
         answer, _ = self._ask(question, [pack_tokens([*after, *tokens])])
         return str(answer.get("text", ""))
 
+    def check_template(self, template: str) -> None:
+        """Raise InvalidModel for a chat template that is no Jinja, or that ends this process."""
+        self._ask({"check": True}, [template.encode()], timeout_s=tuning.TOKENIZER_LOAD_S)
+
     def render_chat(
         self,
         chat: ChatInfo,
@@ -154,7 +158,8 @@ class ModelTokenizer:
         *,
         timeout_s: float = tuning.TOKENIZER_CALL_S,
     ) -> tuple[dict[str, Any], list[memoryview]]:
-        what = "chat template" if "render" in question else "tokenizer (tokenizer.json)"
+        is_chat = "render" in question or "check" in question
+        what = "chat template" if is_chat else "tokenizer (tokenizer.json)"
         try:
             return self._child.ask(
                 question, buffers, timeout_s=timeout_s, max_bytes=limits.MAX_TOKENIZER_BYTES
@@ -165,26 +170,6 @@ class ModelTokenizer:
             raise InvalidModel(
                 f"the {what} of {self._name} ended its process: {error}; do not trust this model"
             ) from None
-
-
-@lru_cache(maxsize=16)
-def check_chat_template(template: str) -> None:
-    """Raise InvalidModel for a template that is no Jinja, or that ends the process reading it.
-
-    That process takes a third of a second of CPU; what it took once is not tried again.
-    """
-    child = Child(_MODULE, [str(tuning.TOKENIZER_MEMORY_BYTES)])
-    try:
-        child.ask(
-            {"check": True},
-            [template.encode()],
-            timeout_s=tuning.TOKENIZER_LOAD_S,
-            max_bytes=limits.MAX_CHAT_TEMPLATE_CHARS,
-        )
-    except (ChildFailed, ChildDied) as error:
-        raise InvalidModel(f"the model's chat template cannot be used: {error}") from None
-    finally:
-        child.close()
 
 
 class TokenStream:

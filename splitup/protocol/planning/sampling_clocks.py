@@ -17,7 +17,7 @@ from typing import Final
 from splitup.core import limits
 from splitup.core.errors import InvalidInput
 from splitup.messages.plans import TaskTerms
-from splitup.messages.snapshots import Reference, SnapshotEntry
+from splitup.messages.snapshots import Reference, SnapshotEntry, get_operator
 
 EXECUTOR: Final = 0
 VALIDATOR: Final = 1
@@ -85,3 +85,11 @@ def compute_fairness_milli(credit_milli: int) -> int:
     if credit_milli >= 0:
         return 1000 * (bound + stretch) // bound
     return 1000 * bound // (bound + stretch)
+
+
+def may_check(validator: SnapshotEntry, executor: SnapshotEntry) -> bool:
+    """Return whether a node that holds a task may recompute it to check its executor."""
+    return (
+        get_operator(validator) != get_operator(executor)
+        and validator.determinism == executor.determinism
+    )

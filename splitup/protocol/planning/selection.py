@@ -22,7 +22,6 @@ from splitup.messages.plans import Plan, PlanNode, Request, TaskTerms
 from splitup.messages.snapshots import (
     Reference,
     Snapshot,
-    SnapshotEntry,
     compute_classes,
     compute_reference,
     get_operator,
@@ -37,6 +36,7 @@ from splitup.protocol.planning.sampling_clocks import (
     compute_fairness_milli,
     compute_reference_ms,
     derive_draw_key,
+    may_check,
     neglog2_q32,
 )
 
@@ -235,14 +235,6 @@ def is_pool_small(executor: str, task_id: str, snapshot: Snapshot) -> bool:
     ]
     held, total = int(index.stake_milli[judges].sum()), int(index.stake_milli.sum())
     return held * 10_000 < total * limits.SMALL_POOL_BPS
-
-
-def may_check(validator: SnapshotEntry, executor: SnapshotEntry) -> bool:
-    """Return whether a node that holds a task may recompute it to check its executor."""
-    return (
-        get_operator(validator) != get_operator(executor)
-        and validator.determinism == executor.determinism
-    )
 
 
 # ---- many clocks at once -----------------------------------------------------------------------

@@ -22,11 +22,13 @@ from splitup.messages.snapshots import (
     make_snapshot_header,
 )
 from splitup.messages.verification import VerificationOrder
-from splitup.protocol.planning.selection import Index, may_check
+from splitup.protocol.planning.sampling_clocks import may_check
 
 
 def open_snapshot(snapshot: Snapshot, nodes: Sequence[str]) -> OpenedSnapshot:
     """Return the entries of these nodes with their proofs; nodes without one are left out."""
+    from splitup.protocol.planning.selection import Index  # numpy, which only members need
+
     index, leaves = snapshot.once(Index), snapshot.once(make_entry_leaves)
     rows = [index.place[node] for node in nodes if node in index.place]
     return OpenedSnapshot(

@@ -25,11 +25,6 @@ from splitup_deploy.frontends.gguf.tokenizer import find_end_tokens, make_tokeni
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 
 
-def is_gguf_file(source: str) -> bool:
-    """Say whether ``source`` is an existing file called *.gguf."""
-    return source.endswith(".gguf") and Path(source).is_file()
-
-
 def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     """Trace a GGUF file; raises InvalidModel naming the file and what is not supported."""
     file = read_gguf_parts(Path(source))

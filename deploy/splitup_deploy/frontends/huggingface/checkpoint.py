@@ -16,6 +16,7 @@ from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec, validate_safetensors
 from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig, Quantised
 from splitup_deploy.frontends.pytorch.state_files import read_state_file
+from splitup_deploy.frontends.recognition import STATE_SUFFIXES
 from splitup_deploy.frontends.weight_sources import (
     FileSlice,
     StoredWeights,
@@ -51,8 +52,7 @@ _FORMATS: Final[tuple[tuple[str, Callable[[Path], dict[str, WeightSource]]], ...
     ("model.safetensors", read_weight_file),
     ("pytorch_model.bin", read_state_file),
 )
-_STATE_FILES: Final = ("*.pt", "*.pth", "*.bin", "*.pkl")
-WEIGHT_SUFFIXES: Final = (".safetensors", *(kind[1:] for kind in _STATE_FILES))
+_STATE_FILES: Final = tuple(f"*{suffix}" for suffix in STATE_SUFFIXES)
 
 
 class DirectoryWeights(StoredWeights):

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.families.architectures import trace_language_model
 from splitup_deploy.frontends.families.encoders import find_encoder
-from splitup_deploy.frontends.huggingface.checkpoint import FLOAT_DTYPES, WEIGHT_SUFFIXES, read_json
+from splitup_deploy.frontends.huggingface.checkpoint import FLOAT_DTYPES, read_json
 from splitup_deploy.frontends.huggingface.directory import load_vision_tower, read_decoder
 from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder_shapes
 from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 from splitup_deploy.frontends.weight_sources import Absent, WeightSource
-
-_SUFFIXES: Final = (*WEIGHT_SUFFIXES, ".index.json", ".gguf", ".onnx")
-
-
-def is_without_weights(source: str) -> bool:
-    """Say whether ``source`` is a config.json, under any name, or a directory with nothing else."""
-    path = Path(source)
-    if path.is_dir():
-        names = [entry.name for entry in path.iterdir()]
-        return "config.json" in names and not any(name.endswith(_SUFFIXES) for name in names)
-    return path.suffix == ".json" and path.is_file()
 
 
 def load_shapes(source: str, sizes: Sizes) -> SourceModel:

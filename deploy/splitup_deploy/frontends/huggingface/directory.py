@@ -35,11 +35,6 @@ from splitup_deploy.frontends.huggingface.tokenizer_file import read_chat, read_
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
 
 
-def is_huggingface_directory(source: str) -> bool:
-    """Say whether ``source`` is a directory, which only this front end reads."""
-    return Path(source).is_dir()
-
-
 def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     """Trace a Hugging Face directory; raises InvalidModel naming file and problem."""
     sizes = sizes or Sizes()

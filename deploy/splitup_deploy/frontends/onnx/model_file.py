@@ -63,11 +63,6 @@ _AXES: Final = ("Squeeze", "Unsqueeze")
 _NAME: Final = re.compile(r"[^\x21-\x7e]")
 
 
-def is_onnx_file(source: str) -> bool:
-    """Say whether ``source`` is an existing file called *.onnx."""
-    return source.endswith(".onnx") and Path(source).is_file()
-
-
 def load_onnx(source: str, sizes: Sizes) -> SourceModel:
     """Trace an ONNX file; ``sizes.dims`` gives its symbolic dimensions by name.
 

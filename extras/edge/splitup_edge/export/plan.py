@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from splitup_deploy.frontends.chat import check_text
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.float_weights import FloatWeights
 from splitup_deploy.frontends.decoder.row_operations import Weights
 from splitup_deploy.frontends.families.architectures import OpenDecoder
 from splitup_deploy.frontends.families.text_towers import find_text_tower
 from splitup_deploy.frontends.gguf.header import read_gguf_parts
-from splitup_deploy.frontends.gguf.load import is_gguf_file, open_gguf
+from splitup_deploy.frontends.gguf.load import open_gguf
 from splitup_deploy.frontends.huggingface.checkpoint import read_json
-from splitup_deploy.frontends.huggingface.config_only import ShapeWeights, is_without_weights
+from splitup_deploy.frontends.huggingface.config_only import ShapeWeights
 from splitup_deploy.frontends.huggingface.directory import open_decoder, parse_config
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxModel, OnnxNode
+from splitup_deploy.frontends.recognition import is_gguf_file, is_without_weights
 from splitup_deploy.frontends.source_model import Sizes, SourceText
 
 from splitup.core import tuning
@@ -104,6 +106,7 @@ def plan_export(
     models = {name: build_static_step(config, weights, shape) for name, shape in shapes.items()}
     if text is None or opened is None:
         return ExportPlan(models, shapes, dtype, None, b"", ())
+    check_text(text)
     notes = opened.check_all_read()
     tokenizer = text.tokenizer
     data = tokenizer if isinstance(tokenizer, bytes) else tokenizer.read_bytes()
