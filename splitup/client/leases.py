@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from splitup.client.execution.session import Session
 from splitup.client.market.holders import describe_holders
-from splitup.client.queueing import Caller, HoldTimes
+from splitup.client.queueing import Caller, HoldTimes, Totals
 from splitup.client.text.generation import make_cache_contents
 from splitup.core import limits, tuning
 from splitup.core.background import BackgroundTasks
@@ -155,17 +155,6 @@ class _Opening:
     steps: int
     task: asyncio.Task[None] | None = None
     is_stalled: bool = False
-
-
-@dataclass(slots=True)
-class Totals:
-    """What all texts of a model took since the server was started."""
-
-    texts: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    cost_micro_usdc: int = 0
 
 
 class LeasePool:

@@ -1,4 +1,4 @@
-"""Who waits for a lease, and how long that takes by what was measured."""
+"""Who waits for a lease, how long that takes by what was measured, and what texts took."""
 
 from __future__ import annotations
 
@@ -107,3 +107,14 @@ class HoldTimes:
             due.append(at)
             self._due[principal] = due
         return max(1, math.ceil(at - now))
+
+
+@dataclass(slots=True)
+class Totals:
+    """What all texts of a model took since the server was started."""
+
+    texts: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost_micro_usdc: int = 0

@@ -12,7 +12,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 from splitup.client.execution.session import Session
 from splitup.client.images.image_prompts import PromptImages
-from splitup.client.leases import Lease, LeasePool, Totals
+from splitup.client.leases import Lease, LeasePool
+from splitup.client.queueing import Totals
 from splitup.client.text.drafting import Speculation
 from splitup.client.text.generation import TextModel, Token, generate_tokens, make_decoder
 from splitup.client.text.grammar import Grammar
