@@ -85,7 +85,7 @@ def main(options: Sequence[str] | None = None) -> int:
     if not may_run_again(failed):
         return code
     print(f"\n{len(failed)} failed and run again, alone:", *failed, sep="\n  ", flush=True)
-    code = _run_pytest("again", failed, shown=True)
+    code = _run_pytest("again", ["-m", "", *failed], shown=True)
     if code == PASSED:
         print("passed alone, so mend them:", *failed, sep="\n  ", flush=True)
     return code

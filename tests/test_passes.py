@@ -45,7 +45,9 @@ def test_what_fails_runs_again_wherever_it_is(
     monkeypatch.setattr(passes, "CACHES", tmp_path / ".pytest_cache")
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    for path, text in (("tests/e2e/test_network.py", network), ("tests/chain/test_rpc.py", ONCE)):
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -m 'not long'\nmarkers = long\n")
+    marked = f"import pytest\npytestmark = pytest.mark.long\n{network}\n"
+    for path, text in (("tests/e2e/test_network.py", marked), ("tests/chain/test_rpc.py", ONCE)):
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).write_text(text)
-    assert passes.main(["-q", "-p", "xdist.plugin"]) == code
+    assert passes.main(["-q", "-p", "xdist.plugin", "-m", ""]) == code
