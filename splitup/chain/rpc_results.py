@@ -95,4 +95,4 @@ def check_result(method: str, result: Any) -> None:
     """Raise ValueError for what cannot be the result of a method."""
     check = _RESULTS.get(method)
     if check is not None and not check(result):
-        raise ValueError(f"the answer to {method} is none")
+        raise ValueError(f"the answer is not what {method} returns")

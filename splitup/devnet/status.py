@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from contextlib import suppress
@@ -26,6 +27,7 @@ from splitup.net.http import SignedClient
 
 _PAGE: Final = 100
 _SILENCE_S: Final = 2.0  # nobody else has answered for so long
+_SLOWER: Final = 4  # and for so many times as long as the others took
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +191,13 @@ def _read_node_status(directory: Path) -> Iterator[dict[str, Any]]:
 async def _find_answering(answers: Mapping[str, Coroutine[Any, Any, bool]]) -> set[str]:
     """Return the URLs that answer; who is silent is waited for while others answer."""
     tasks = {asyncio.create_task(answer): url for url, answer in answers.items()}
+    began = time.monotonic()
     done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     ended = done
     while ended and waiting:
+        quiet_s = max(_SILENCE_S, _SLOWER * (time.monotonic() - began))
         ended, waiting = await asyncio.wait(
-            waiting, timeout=_SILENCE_S, return_when=asyncio.FIRST_COMPLETED
+            waiting, timeout=quiet_s, return_when=asyncio.FIRST_COMPLETED
         )
         done |= ended
     for task in waiting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -98,7 +99,7 @@ class Node:
         )
 
 
-class SimulatedChain(VirtualTime):
+class SimulatedChain(VirtualTime, ABC):
     """One chain, whose events reach every member (``feed``) of a simulation."""
 
     random: random.Random
@@ -116,8 +117,9 @@ class SimulatedChain(VirtualTime):
         self.block = 10
         self._pending: list[Callable[[], None]] = []  # transactions for the next block
 
+    @abstractmethod
     def feed(self, account: str, event: ev.Event) -> None:
-        raise NotImplementedError
+        """Hand an event to a party."""
 
     def _timestamp(self) -> int:
         return int(self.now) + 1_000_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -351,12 +352,12 @@ def describe_not_finite(names: list[str]) -> tuple[str, ...]:
     return (f"NaN or infinity in weight {name_some(names)}: the model's file may be broken",)
 
 
-class StoredWeights:
+class StoredWeights(ABC):
     """What the weights of all kinds of sources have in common (``row_operations.Weights``)."""
 
+    @abstractmethod
     def get(self, name: str, *shape: int) -> WeightSource:
         """Return one weight; raises InvalidModel when it is absent or has another shape."""
-        raise NotImplementedError
 
     def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
         """Return the weights (name, rows) concatenated along the rows, called ``name``."""
