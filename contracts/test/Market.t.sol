@@ -776,7 +776,7 @@ contract MarketTest is MarketBase {
         assertConserved();
     }
 
-    function test_s89_an_execution_that_nobody_uses_pays_the_stake_that_its_plan_reserved() public {
+    function test_s96_an_execution_that_nobody_uses_pays_the_stake_that_its_plan_reserved() public {
         bytes32 id = request(1);
         submitPlan(id, 2);
         vm.warp(market.refundableAt(id));
@@ -798,7 +798,7 @@ contract MarketTest is MarketBase {
     }
 
     /// @dev Who opens an execution, uses nothing of it and ends it pays for the time until the settlement.
-    function test_s89_an_execution_that_is_settled_unused_pays_for_its_time() public {
+    function test_s96_an_execution_that_is_settled_unused_pays_for_its_time() public {
         uint64[4] memory waits = [uint64(0), 1, 30, 600]; // of 60 s to the deadline
         uint32[4] memory fees = [0, 1, 26, RESERVATION]; // rounded up
         for (uint256 i; i < waits.length; ++i) {

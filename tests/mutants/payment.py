@@ -51,7 +51,7 @@ MUTANTS: Final = (
         f"{PLANNING}/plan_agreement.py",
         "if known.certificate is None and known.since <= before:",
         "if False:",
-        f"{TESTS}/test_member.py::test_s89_requests_that_get_no_plan_keep_no_place_from_others",
+        f"{TESTS}/test_member.py::test_s96_requests_that_get_no_plan_keep_no_place_from_others",
     ),
     # ---- steps and what the client received -----------------------------------------------------
     Mutant(

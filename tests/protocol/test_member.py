@@ -436,7 +436,7 @@ def test_open_executions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     settle(simulation, *ids[:2])
 
 
-def test_s89_requests_that_get_no_plan_keep_no_place_from_others(
+def test_s96_requests_that_get_no_plan_keep_no_place_from_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They pay for no stake; who plans them meanwhile does not need this member."""
