@@ -71,6 +71,23 @@ MUTANTS: Final = (
         "test_s67_a_models_edges_are_read_once_however_many_outputs_it_has",
     ),
     Mutant(
+        "hidden files",
+        "deploy/splitup_deploy/frontends/own_files.py",
+        'not any(part.startswith(".") for part in target.relative_to(root).parts)',
+        "True",
+        "tests/deploy/frontends/test_onnx.py::test_s89_external_data_are_no_hidden_file",
+        is_quick=False,
+    ),
+    Mutant(
+        "links of a model's folder",
+        "deploy/splitup_deploy/frontends/own_files.py",
+        'is_own = target.parent in [cache / "blobs" for cache in caches]',
+        "is_own = True",
+        "tests/deploy/frontends/test_huggingface.py::"
+        "test_s89_a_models_folder_leads_to_no_other_file[chat_template.jinja]",
+        is_quick=False,
+    ),
+    Mutant(
         "files of outputs",
         "splitup/cli/commands/run.py",
         ".replace('/', '%2F')",
