@@ -166,6 +166,7 @@ ROWS: Final = {
     "S87": "a request for more steps than can be paid, for which all leases were to be as large",
     "S88": "an API key's long texts, by which requests of others count as too late",
     "S89": "a downloaded model that names its reader's own files, to have them published",
+    "S90": "a model whose tokens are texts of megabytes",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

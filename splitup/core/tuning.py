@@ -121,6 +121,7 @@ TOKENIZER_CALL_S: Final = 10.0  # a book's text takes a second
 LONG_TEXT_CHARS: Final = 16 * KIB  # 20 to 40 ms; longer ones go to another process
 TOKENIZER_MEMORY_BYTES: Final = 4 * 1024 * MIB  # of address space; a file of 33 MB takes 1 GB
 PROMPT_CHARS: Final = 32  # of a token on average; a longer prompt is refused before it is encoded
+TOKEN_CHARS: Final = KIB  # of text that a token becomes; published ones have 256 and fewer
 TEMPLATE_MEMORY_BYTES: Final = 512 * MIB  # beside the tokenizer: ten copies of the largest request
 MAX_GRAMMAR_BYTES: Final = 128 * KIB  # a schema of 5,000 properties
 GRAMMAR_CALL_S: Final = 5.0  # its own bounds end a grammar within a tenth of that

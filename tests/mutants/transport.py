@@ -88,6 +88,13 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "length of a token's text",
+        "splitup/client/text/tokenizer.py",
+        "if len(text) > tuning.TOKEN_CHARS * len(tokens):",
+        "if False:",
+        "tests/client/text/test_tokenizer.py::test_s90_a_token_is_no_long_text",
+    ),
+    Mutant(
         "files of outputs",
         "splitup/cli/commands/run.py",
         ".replace('/', '%2F')",
