@@ -167,6 +167,7 @@ ROWS: Final = {
     "S88": "an API key's long texts, by which requests of others count as too late",
     "S89": "a downloaded model that names its reader's own files, to have them published",
     "S90": "a model whose tokens are texts of megabytes",
+    "S91": "a stranger's model that servers load and pay ahead for, because nodes hold it",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

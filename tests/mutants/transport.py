@@ -95,6 +95,14 @@ MUTANTS: Final = (
         "tests/client/text/test_tokenizer.py::test_s90_a_token_is_no_long_text",
     ),
     Mutant(
+        "models of strangers",
+        "extras/gateway/splitup_gateway/commands/serve.py",
+        'help="Names or ids of models that read text.")\n    ],',
+        'help="Names or ids of models that read text.")\n    ] = (),  # type: ignore',
+        "extras/gateway/gateway_tests/serve/test_serve_command.py::"
+        "test_s91_models_of_strangers_are_not_served_unnamed",
+    ),
+    Mutant(
         "files of outputs",
         "splitup/cli/commands/run.py",
         ".replace('/', '%2F')",
