@@ -168,6 +168,7 @@ ROWS: Final = {
     "S89": "a downloaded model that names its reader's own files, to have them published",
     "S90": "a model whose tokens are texts of megabytes",
     "S91": "a stranger's model that servers load and pay ahead for, because nodes hold it",
+    "S92": "a stranger's task that no machine passes, for which no new node would stake",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

@@ -103,6 +103,20 @@ MUTANTS: Final = (
         "test_s91_models_of_strangers_are_not_served_unnamed",
     ),
     Mutant(
+        "tasks that cannot be tried",
+        "node/splitup_node/tasks/audit.py",
+        "except SplitUpError as error:  # anybody",
+        "except (TaskFailed, WorkerLost) as error:  # anybody",
+        "tests/node/tasks/test_audit.py::test_s92_a_task_that_cannot_be_tried_is_a_row",
+    ),
+    Mutant(
+        "tasks that no machine passes",
+        "node/splitup_node/tasks/audit.py",
+        "if not any(row.verdict and row.may_serve for row in rows):",
+        "if refused:",
+        "tests/node/tasks/test_audit.py::test_s92_a_strangers_task_keeps_nobody_from_staking[1]",
+    ),
+    Mutant(
         "files of outputs",
         "splitup/cli/commands/run.py",
         ".replace('/', '%2F')",
