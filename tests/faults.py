@@ -169,6 +169,7 @@ ROWS: Final = {
     "S90": "a model whose tokens are texts of megabytes",
     "S91": "a stranger's model that servers load and pay ahead for, because nodes hold it",
     "S92": "a stranger's task that no machine passes, for which no new node would stake",
+    "S93": "a model whose name is given to a dearer one, while a server sells the first",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

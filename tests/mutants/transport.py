@@ -117,6 +117,13 @@ MUTANTS: Final = (
         "tests/node/tasks/test_audit.py::test_s92_a_strangers_task_keeps_nobody_from_staking[1]",
     ),
     Mutant(
+        "model of a name",
+        "splitup/client/models.py",
+        "if name not in self._ids:",
+        "if True:",
+        "tests/client/test_models.py::test_s93_a_name_stays_the_model_that_it_was",
+    ),
+    Mutant(
         "files of outputs",
         "splitup/cli/commands/run.py",
         ".replace('/', '%2F')",
