@@ -170,6 +170,7 @@ ROWS: Final = {
     "S91": "a stranger's model that servers load and pay ahead for, because nodes hold it",
     "S92": "a stranger's task that no machine passes, for which no new node would stake",
     "S93": "a model whose name is given to a dearer one, while a server sells the first",
+    "S94": "hundreds of models that nobody uses, for which members forget the others",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

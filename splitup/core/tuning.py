@@ -285,7 +285,7 @@ MESSAGE_CHUNK_TIMEOUT_S: Final = 10.0  # for one chunk
 # Offered at once: an observation, a snapshot, those before, and some settlements, which come again.
 MAX_CHUNKED_MESSAGES: Final = 16
 LARGE_MESSAGE_REST: Final = 3.0  # times what reading one took, until its sender's next one
-MAX_MANIFESTS: Final = 256  # models known at once to a committee member
+MAX_MANIFESTS: Final = 256  # models known at once to a committee member; half are those in use
 SNAPSHOT_SUBMIT_STAGE_S: Final = 3.0  # per rank behind the leader: longer than a block
 MAX_TRACKED_VOTES: Final = 16_384  # 4,096 open executions of four members; ≈ 500 bytes each
 MAX_EVIDENCE: Final = 256  # conflicts kept; one is enough to slash a member
