@@ -171,6 +171,7 @@ ROWS: Final = {
     "S92": "a stranger's task that no machine passes, for which no new node would stake",
     "S93": "a model whose name is given to a dearer one, while a server sells the first",
     "S94": "hundreds of models that nobody uses, for which members forget the others",
+    "S95": "a model with another one's tasks, and false words about them",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

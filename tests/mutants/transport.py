@@ -124,6 +124,34 @@ MUTANTS: Final = (
         "tests/client/test_models.py::test_s93_a_name_stays_the_model_that_it_was",
     ),
     Mutant(
+        "words of each model about a task",
+        "splitup/protocol/snapshots/demand.py",
+        "if (model_id, task.task_id) in rows:",
+        "if any(task.task_id == known for _, known in rows):",
+        "tests/protocol/snapshots/test_demand.py::test_s95_false_words_about_a_task_hide_no_others",
+    ),
+    Mutant(
+        "tasks that failed by another model's words",
+        "node/splitup_node/tasks/placement.py",
+        "entry.task_id not in loaded\n"
+        "        and entry.claim not in excluded\n        and entry.vram",
+        "entry.task_id not in loaded\n"
+        "        and entry.task_id not in {task for _, task in excluded}\n        and entry.vram",
+        "tests/node/tasks/test_placement.py::"
+        "test_s95_what_one_model_says_of_a_task_says_nothing_of_anothers_words",
+    ),
+    Mutant(
+        "audits by another model's vectors",
+        "node/splitup_node/tasks/loaded_tasks.py",
+        "            if (model_id, task.task_id) in self._failed:\n"
+        "                raise AuditFailed(self._failed[model_id, task.task_id])\n            if",
+        "            for known, why in self._failed.items():\n"
+        "                if known[1] == task.task_id:\n                    raise AuditFailed(why)\n"
+        "            if",
+        "tests/node/tasks/test_audit.py::test_s95_false_vectors_of_a_task_stop_no_other_model",
+        is_quick=False,
+    ),
+    Mutant(
         "files of outputs",
         "splitup/cli/commands/run.py",
         ".replace('/', '%2F')",

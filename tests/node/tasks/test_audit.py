@@ -143,6 +143,21 @@ async def test_vectors_of_another_task_are_refused(open_tasks: Open, tmp_path: P
     assert loaded_tasks.free_bytes == 10**8  # found out before anything was loaded
 
 
+async def test_s95_false_vectors_of_a_task_stop_no_other_model(
+    open_tasks: Open, tmp_path: Path
+) -> None:
+    manifest, graphs = make_manifest()
+    blob = make_reference(next(iter(graphs.values()))).replace(b'"seed":', b'"seed":1')
+    other = replace_reference(manifest, blob)  # outputs of other inputs
+    for one in (manifest, other):
+        store(tmp_path / "cache", one, blob)
+    loaded_tasks = await open_tasks(tmp_path)
+    with pytest.raises(AuditFailed):
+        await loaded_tasks.ensure(other.model_id, 0)
+    await loaded_tasks.ensure(manifest.model_id, 0)
+    assert len(loaded_tasks.programs) == 1
+
+
 async def test_no_stake_for_a_node_that_no_task_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
