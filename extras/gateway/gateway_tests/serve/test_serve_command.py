@@ -6,7 +6,9 @@ import asyncio
 from typing import cast
 
 from splitup_gateway.commands.serve import list_waits
+from typer.testing import CliRunner
 
+from splitup.cli.verbs import app
 from splitup.client.network import Network
 from splitup.messages.snapshots import ModelHolders
 
@@ -25,3 +27,8 @@ class Looking:
 def test_a_model_that_nodes_still_load_is_named() -> None:
     said = asyncio.run(list_waits(cast("Network", Looking()), ["held", "fresh"]))
     assert said == ["requests for fresh wait until nodes hold it: loading 7 of 12 tasks"]
+
+
+def test_s91_models_of_strangers_are_not_served_unnamed() -> None:
+    found = CliRunner().invoke(app, ["serve"])
+    assert found.exit_code == 2 and "Missing argument 'MODEL...'" in found.output

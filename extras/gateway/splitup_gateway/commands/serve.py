@@ -179,12 +179,8 @@ async def command(
     listen: ListenOptions,
     serving: ServingFlags,
     models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="MODEL...",
-            help="Names or ids of text models; by default all that nodes hold now.",
-        ),
-    ] = None,
+        list[str], typer.Argument(metavar="MODEL...", help="Names or ids of models that read text.")
+    ],
     keys: KeysFlag = None,
     index: IndexFlag = None,
     config: ConfigFlag = None,
@@ -193,6 +189,7 @@ async def command(
 ) -> None:
     """Offer models over HTTP to clients of the OpenAI API, paid from this account.
 
+    Only models that are named: anybody may register one, and the price and files of each count.
     At the same address is a page to chat and to look at the network. Requests need a key as soon
     as there is one, also while the server runs: splitup keys new NAME.
     """
@@ -215,20 +212,6 @@ async def command(
         await _serve(output, config, models, listen, tls, serving, access, index_url)
 
 
-async def _find_models(net: Network) -> list[str]:
-    """Return the names of all models that read texts and that nodes hold; raise InvalidInput."""
-    from splitup.core.errors import InvalidInput
-
-    offers = [offer for offer in await net.list_offers() if offer.context and not offer.is_private]
-    if ready := [offer.name for offer in offers if offer.is_ready]:
-        return ready
-    states = "; ".join(f"{offer.name}: {offer.state}" for offer in offers)
-    raise InvalidInput(
-        f"nodes hold no model that reads texts ({states or 'none is registered'}); name one to "
-        "wait for it"
-    )
-
-
 async def list_waits(net: Network, models: Collection[str]) -> list[str]:
     """Return a sentence for each model that nodes do not hold yet, with how far they are."""
     from splitup.client.market.holders import describe_holders
@@ -244,7 +227,7 @@ async def list_waits(net: Network, models: Collection[str]) -> list[str]:
 async def _serve(
     output: Output,
     config: ConfigFlag,
-    models: list[str] | None,
+    models: list[str],
     listen: ListenOptions,
     tls: ssl.SSLContext | None,
     serving: ServingFlags,
@@ -273,7 +256,7 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         net = await stack.enter_async_context(SplitUp.connect(config))
         await check_deadline(net.chain, serving.seconds, "--lease-seconds")
-        drafts = serving.find_drafts(models or await _find_models(net))
+        drafts = serving.find_drafts(models)
         explorer = await stack.enter_async_context(run_explorer(net, index_url))
         hosts = tuple(serving.adapter_hosts or ())
         signers = tuple(serving.adapter_signers or ())
