@@ -97,10 +97,10 @@ MUTANTS: Final = (
     Mutant(
         "models of strangers",
         "extras/gateway/splitup_gateway/commands/serve.py",
-        'help="Names or ids of models that read text.")\n    ],',
-        'help="Names or ids of models that read text.")\n    ] = (),  # type: ignore',
+        "            if are_named:\n                raise",
+        "            raise",
         "extras/gateway/gateway_tests/serve/test_serve_command.py::"
-        "test_s91_models_of_strangers_are_not_served_unnamed",
+        "test_s91_a_strangers_model_is_left_out_and_ends_no_server",
     ),
     Mutant(
         "tasks that cannot be tried",

@@ -28,6 +28,7 @@ from splitup_gateway.commands.keys import (
 if TYPE_CHECKING:
     from splitup.client.network import Network
     from splitup_gateway.access import Access
+    from splitup_gateway.http_server import ApiServer
 
 DEFAULT_PORT: Final = 8000
 
@@ -179,8 +180,13 @@ async def command(
     listen: ListenOptions,
     serving: ServingFlags,
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Names or ids of models that read text.")
-    ],
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL...",
+            help="Names or ids of text models; by default all that nodes hold now, without "
+            "executions kept open for them.",
+        ),
+    ] = None,
     keys: KeysFlag = None,
     index: IndexFlag = None,
     config: ConfigFlag = None,
@@ -189,7 +195,6 @@ async def command(
 ) -> None:
     """Offer models over HTTP to clients of the OpenAI API, paid from this account.
 
-    Only models that are named: anybody may register one, and the price and files of each count.
     At the same address is a page to chat and to look at the network. Requests need a key as soon
     as there is one, also while the server runs: splitup keys new NAME.
     """
@@ -212,6 +217,43 @@ async def command(
         await _serve(output, config, models, listen, tls, serving, access, index_url)
 
 
+async def _find_models(net: Network) -> list[str]:
+    """Return the names of all models that read texts and that nodes hold; raise InvalidInput."""
+    from splitup.core.errors import InvalidInput
+
+    offers = [offer for offer in await net.list_offers() if offer.context and not offer.is_private]
+    if ready := [offer.name for offer in offers if offer.is_ready]:
+        return ready
+    states = "; ".join(f"{offer.name}: {offer.state}" for offer in offers)
+    raise InvalidInput(
+        f"nodes hold no model that reads texts ({states or 'none is registered'}); name one to "
+        "wait for it"
+    )
+
+
+async def add_models(
+    api: ApiServer, drafts: dict[str, str | None], *, are_named: bool
+) -> list[str]:
+    """Serve the models, and return a sentence for each that cannot be, which leaves ``drafts``.
+
+    Raises what is wrong with one that was named; models of strangers do not end a server.
+    """
+    from splitup.core.errors import InvalidInput, SplitUpError
+
+    said = []
+    for model, draft in list(drafts.items()):
+        try:
+            await api.add_model(model, draft)
+        except SplitUpError as error:
+            if are_named:
+                raise
+            said.append(f"not served: {model}: {error}")
+            del drafts[model]
+    if not drafts:
+        raise InvalidInput("; ".join(said))
+    return said
+
+
 async def list_waits(net: Network, models: Collection[str]) -> list[str]:
     """Return a sentence for each model that nodes do not hold yet, with how far they are."""
     from splitup.client.market.holders import describe_holders
@@ -227,7 +269,7 @@ async def list_waits(net: Network, models: Collection[str]) -> list[str]:
 async def _serve(
     output: Output,
     config: ConfigFlag,
-    models: list[str],
+    models: list[str] | None,
     listen: ListenOptions,
     tls: ssl.SSLContext | None,
     serving: ServingFlags,
@@ -248,15 +290,16 @@ async def _serve(
     from splitup_gateway.split.sessions import SessionOptions
     from splitup_gateway.timelines import Timelines
 
+    warm = serving.warm if models else 0  # no money is locked for models that nobody asked for
     options = LeaseOptions(
-        serving.most, serving.warm, serving.steps, serving.seconds, verify=serving.verify
+        serving.most, warm, serving.steps, serving.seconds, verify=serving.verify
     )
     stopped = asyncio.Event()
     timelines = Timelines()
     async with contextlib.AsyncExitStack() as stack:
         net = await stack.enter_async_context(SplitUp.connect(config))
         await check_deadline(net.chain, serving.seconds, "--lease-seconds")
-        drafts = serving.find_drafts(models)
+        drafts = serving.find_drafts(models or await _find_models(net))
         explorer = await stack.enter_async_context(run_explorer(net, index_url))
         hosts = tuple(serving.adapter_hosts or ())
         signers = tuple(serving.adapter_signers or ())
@@ -265,8 +308,8 @@ async def _serve(
         folder = find_streams_folder(config, listen.host, listen.port)
         api = ApiServer(net, options, access, timelines, offered, folder)
         try:
-            for model, draft in drafts.items():
-                await api.add_model(model, draft)
+            for sentence in await add_models(api, drafts, are_named=bool(models)):
+                output.say(sentence)
             if serving.is_private and not api.private_models:
                 raise InvalidInput(
                     "no model here is private; register one with: splitup-deploy register "
