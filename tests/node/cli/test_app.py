@@ -101,7 +101,7 @@ async def test_stake_status_unstake_and_withdraw(market: NodeMarket) -> None:
     left = await call_json("unstake", "-c", path)
     assert left["unbonding_at_s"] > 0
     leaving = await call("status", "-c", path)
-    assert "leaving" in leaving.output and "unbonding" in leaving.output
+    assert "leaving" in leaving.output and "withdraw --stake" in leaving.output
     assert "unstake --cancel" in await fail_to_run(path)
     early = await call("withdraw", "--stake", "-c", path)
     assert early.exit_code == 1 and "is locked until" in early.output
@@ -150,6 +150,9 @@ async def test_join_makes_a_node_from_a_gateways_url_alone(
 
     again = await call("join", url, *options, "--rpc-url", own_rpc)
     assert again.exit_code == 2 and "exists already" in again.output
+    moved = (tmp_path / "node").rename(tmp_path / "moved")  # as from a backup, to another place
+    assert NodeConfig.load(moved / "node.toml").deployment == moved / "deployment.json"
+    assert (await call("status", "-c", moved / "node.toml")).exit_code == 0
 
 
 async def test_users_join_as_nodes_do(market: NodeMarket, tmp_path: Path) -> None:
