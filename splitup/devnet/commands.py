@@ -162,7 +162,7 @@ def fund(directory: Path, account: str, micro_usdc: int) -> None:
         raise InvalidInput(f"{account} is no address; give 0x and 40 hexadecimal digits")
     if find_holder(directory) is None:
         raise ConfigurationError(
-            f"no network of 'splitup up' runs in {directory}; name the directory of one with --dir, "
+            f"no network of 'splitup up' runs in {directory}; name its directory with --dir, "
             f"or start it with: splitup up --dir {directory}"
         )
     config = NetworkConfig.load(directory / NETWORK_FILE)
