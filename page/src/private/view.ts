@@ -261,7 +261,7 @@ class PrivateChat extends Part {
   private answer(message: Message): TemplateResult {
     const isRunning = this.phase === "running" && message === this.messages.at(-1);
     const facts = [
-      `${count(message.tokens)} tokens`,
+      isRunning && !message.tokens ? "waiting for the first token; nodes may still be loading the model" : `${count(message.tokens)} tokens`,
       message.costs ? usdc(message.costs.microUsdc) : "",
       message.costs?.epsilon == null ? "" : `noise: ε ${message.costs.epsilon.toPrecision(3)}, δ 1e-6`,
       message.costs?.adapter ?? "",

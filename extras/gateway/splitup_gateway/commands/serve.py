@@ -276,7 +276,6 @@ async def _serve(
     access: Access,
     index_url: str,
 ) -> None:
-    from splitup_private.split import messages as split
 
     from splitup.client.connection import SplitUp
     from splitup.client.leases import LeaseOptions
@@ -329,7 +328,7 @@ async def _serve(
                 output.say(sentence)
             if api.private_models:
                 found = ", ".join(api.private_models)
-                output.say(f"for devices that keep the text: {found} at {server.url}{split.PATH}")
+                output.say(f"for devices that keep the text: {found}; page: {server.url}/private")
             output.say(f"page: {server.url}")
             output.hint("Ctrl-C: stop")
             with catch_signals(stopped):
