@@ -92,7 +92,7 @@ async def test_programs_run_on_the_worker_that_loaded_them_with_separate_states(
 async def test_s18_workers_share_kernels_of_tasks_that_differ_in_names_alone(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What compiles does not see the names: those of one task cannot decide about another's code."""
+    """What compiles sees no names: those of one task cannot decide about another's code."""
     graph = make_sum(3)
     compiled: list[Graph] = []
     compile_once = CompileServer.compile
