@@ -19,7 +19,7 @@ READY := $(ENVIRONMENT) $(NODE_MODULES)
 FOR_TESTS := $(READY) $(SWIFTSHADER) $(NODE_CLIENTS) $(BROWSER)
 SOURCES := conftest.py splitup node oracle deploy extras tests bench contracts/compile.py
 PACKAGES := splitup node/splitup_node oracle/splitup_oracle deploy/splitup_deploy extras
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 UNBROTLI := node -e 'process.stdout.write(require("zlib").brotliDecompressSync(require("fs").readFileSync(process.argv[1])))'
 
 .DEFAULT_GOAL := demo

@@ -59,10 +59,16 @@ def _start_mortal(self: Any, *arguments: Any, preexec_fn: Any = None, **options:
     """Start from a thread that lives as long as this process: the pact is with the thread."""
     pact = preexec_fn or make_death_pact()
     start = functools.partial(_start, self, *arguments, preexec_fn=pact, **options)
-    if threading.current_thread() is threading.main_thread():
+    if threading.current_thread() is threading.main_thread() or _is_in_own_network():
         start()
     else:
         _starter.submit(start).result()
+
+
+def _is_in_own_network() -> bool:
+    """Whether this thread is a host of ``tests/e2e/hosts.py``, where what it starts belongs."""
+    namespace = Path("/proc/thread-self/ns/net")
+    return namespace.exists() and namespace.readlink() != Path("/proc/self/ns/net").readlink()
 
 
 subprocess.Popen.__init__ = _start_mortal  # type: ignore[method-assign]

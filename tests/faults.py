@@ -165,6 +165,13 @@ ROWS: Final = {
     "S86": "a node that names an operator which allows it no more",
     "S87": "a request for more steps than can be paid, for which all leases were to be as large",
     "S88": "an API key's long texts, by which requests of others count as too late",
+    "S89": "a downloaded model that names its reader's own files, to have them published",
+    "S90": "a model whose tokens are texts of megabytes",
+    "S91": "a stranger's model that ends servers, or that they pay ahead for",
+    "S92": "a stranger's task that no machine passes, for which no new node would stake",
+    "S93": "a model whose name is given to a dearer one, while a server sells the first",
+    "S94": "hundreds of models that nobody uses, for which members forget the others",
+    "S95": "a model with another one's tasks, and false words about them",
     "S96": "executions that nobody uses, which reserve all stakes until their deadline",
 }
 

@@ -113,7 +113,7 @@ class NodeConfig(BaseModel):
 
         ``from_flags`` is as for ``load_toml``.
         """
-        advice = f"make one with: splitup-node init --data-dir {path.parent} --vram SIZE"
+        advice = "name yours with --config, or make one with: splitup-node join URL"
         config = load_toml(cls, path, advice=advice, from_flags=from_flags)
         config._path = path
         return config

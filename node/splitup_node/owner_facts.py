@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,7 @@ def list_rows(facts: Mapping[str, Any], path: Path, now_s: float) -> list[tuple[
     chain, node = facts["chain"], NodeStatus.from_dict(facts["node"])
     rows = [("address", chain["address"]), ("stake", _describe_stake(chain))]
     if chain["unbonding_at_s"]:
-        left_s = max(0, chain["unbonding_at_s"] - int(now_s))
-        rows.append(("unbonding", f"{left_s} s left" if left_s else "done"))
+        rows.append(("unbonding", describe_unbonding(chain, path)))
     rows += [
         ("ready to withdraw", describe_money(chain)),
         ("wallet", format_usdc(chain["wallet_micro_usdc"])),
@@ -40,6 +40,12 @@ def list_rows(facts: Mapping[str, Any], path: Path, now_s: float) -> list[tuple[
         *(("no work", sentence) for sentence in facts["obstacles"]),
     ]
     return rows + (node.list_rows(now_s) if node.is_running else [])
+
+
+def describe_unbonding(chain: Mapping[str, Any], path: Path) -> str:
+    """Return when a stake that leaves is free, and how it is taken out."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(chain["unbonding_at_s"]))
+    return f"free from {when}; take it then with: {make_command('withdraw --stake', path)}"
 
 
 def describe_money(money: Mapping[str, Any]) -> str:

@@ -85,9 +85,12 @@ def as_command(
             }
             done = function(**taken)
             if inspect.iscoroutine(done):
-                from splitup.core import event_loop
+                try:
+                    from splitup.core import event_loop
 
-                event_loop.run(done)
+                    event_loop.run(done)
+                finally:
+                    done.close()  # Python warns of one that Ctrl-C kept from its start
 
         run_command(output, run, interrupted=interrupted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 from splitup.client import defaults
 from splitup.config import HOME_VARIABLE
 from splitup.core import tuning
+from splitup.core.errors import InvalidInput
 
 DirFlag = Annotated[
     Path,
@@ -33,6 +35,16 @@ VerifyFlag = Annotated[
 ExecutionArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Id of an execution, 0x and 64 digits.")
 ]
+
+
+def read_text(text: str) -> str:
+    """Return a text; "-" is what standard input holds. Raises InvalidInput if that is not UTF-8."""
+    if text != "-":
+        return text
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"standard input is not UTF-8: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ async def join_network(
     """Fetch a network's description, check it, and save its deployment.json into ``directory``.
 
     Yields the configuration and a connection to its chain, at the network's RPC endpoint unless
-    ``rpc_url`` names another. The file is taken away when the caller's work fails. Raises
+    ``rpc_url`` names another. The file is taken away when the caller makes no key. Raises
     ConfigurationError for what is unsafe or of another network, and Unavailable.
     """
     url = url.rstrip("/")
@@ -68,7 +68,7 @@ def check_rpc_url(url: str, told: NetworkDescription, *, is_local: bool) -> str:
 
 @contextmanager
 def _save(deployment: Deployment, directory: Path) -> Iterator[Path]:
-    """Write the deployment's file; take it away again when the rest fails."""
+    """Write the deployment's file; take it away again when the rest fails before it made a key."""
     file = directory / "deployment.json"
     if file.exists():
         if Deployment.load(file) != deployment:
@@ -85,7 +85,8 @@ def _save(deployment: Deployment, directory: Path) -> Iterator[Path]:
     try:
         yield file
     except BaseException:
-        file.unlink()
+        if not (directory / "keystore.json").exists():
+            file.unlink()
         raise
 
 

@@ -37,7 +37,11 @@ class Model:
 
 
 class Models:
-    """The models that one connection has asked for lately, each fetched once."""
+    """The models that one connection has asked for lately, each fetched once.
+
+    A name stays the model that it was at first: its developer may give it to a dearer one, at whose
+    price executions would then be opened for users who were told another.
+    """
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class Models:
         self._http = http
         self._cache_directory = cache_directory
         self._models: OrderedDict[str, Model] = OrderedDict()  # latest last
+        self._ids: dict[str, str] = {}  # by name
         self._tokenizers: dict[str, ModelTokenizer] = {}  # by digest
         self._grammars: dict[str, Grammars] = {}  # by model id
         self._programs: dict[str, ClientPrograms] = {}  # by model id
@@ -164,7 +169,9 @@ class Models:
 
     async def _resolve(self, name: str) -> str:
         try:
-            return str(await self._chain.call("models", "modelByName", name))
+            if name not in self._ids:
+                self._ids[name] = str(await self._chain.call("models", "modelByName", name))
+            return self._ids[name]
         except ChainRejected as error:
             if error.error_name != "UnknownName":
                 raise

@@ -503,10 +503,18 @@ class Network(Closing):
         """
         found = await self.fetch_encoder_model(model)
         if found.is_ranker:
-            raise InvalidInput(f"model {model} gives scores of pairs of texts, no embeddings")
+            raise InvalidInput(
+                f"model {model} gives scores of pairs of texts, no embeddings; ask it at "
+                "/v1/rerank of 'splitup serve'"
+            )
         if not texts or isinstance(texts, str):
             raise InvalidInput("give a list of texts, at least one")
-        encoded = [await found.tokenizer.run(partial(found.encode, text)) for text in texts]
+        encoded = []
+        for place, text in enumerate(texts):
+            try:
+                encoded.append(await found.tokenizer.run(partial(found.encode, text)))
+            except InvalidInput as error:
+                raise InvalidInput(f"text {place}: {error}") from None
         async with self.session(
             model,
             steps=len(found.pack(encoded)),

@@ -121,6 +121,7 @@ TOKENIZER_CALL_S: Final = 10.0  # a book's text takes a second
 LONG_TEXT_CHARS: Final = 16 * KIB  # 20 to 40 ms; longer ones go to another process
 TOKENIZER_MEMORY_BYTES: Final = 4 * 1024 * MIB  # of address space; a file of 33 MB takes 1 GB
 PROMPT_CHARS: Final = 32  # of a token on average; a longer prompt is refused before it is encoded
+TOKEN_CHARS: Final = KIB  # of text that a token becomes; runs of spaces in vocabularies have 128
 TEMPLATE_MEMORY_BYTES: Final = 512 * MIB  # beside the tokenizer: ten copies of the largest request
 MAX_GRAMMAR_BYTES: Final = 128 * KIB  # a schema of 5,000 properties
 GRAMMAR_CALL_S: Final = 5.0  # its own bounds end a grammar within a tenth of that
@@ -284,7 +285,7 @@ MESSAGE_CHUNK_TIMEOUT_S: Final = 10.0  # for one chunk
 # Offered at once: an observation, a snapshot, those before, and some settlements, which come again.
 MAX_CHUNKED_MESSAGES: Final = 16
 LARGE_MESSAGE_REST: Final = 3.0  # times what reading one took, until its sender's next one
-MAX_MANIFESTS: Final = 256  # models known at once to a committee member
+MAX_MANIFESTS: Final = 256  # models known at once to a committee member; half are those in use
 SNAPSHOT_SUBMIT_STAGE_S: Final = 3.0  # per rank behind the leader: longer than a block
 MAX_TRACKED_VOTES: Final = 16_384  # 4,096 open executions of four members; ≈ 500 bytes each
 MAX_EVIDENCE: Final = 256  # conflicts kept; one is enough to slash a member

@@ -138,7 +138,9 @@ def read_secret_file(path: Path, *, what: str, max_bytes: int) -> bytes:
         # O_NONBLOCK: opening a FIFO must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
-        raise ConfigurationError(f"the {what} {path} does not exist; create it first") from None
+        raise ConfigurationError(
+            f"the {what} {path} does not exist; put it there, from a backup if it was lost"
+        ) from None
     except OSError as error:
         raise ConfigurationError(f"cannot read the {what} {path}: {error.strerror}") from None
     with os.fdopen(descriptor, "rb") as file:

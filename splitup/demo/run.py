@@ -41,7 +41,7 @@ _SHORT_TOKENS: Final = 4
 _MAX_EXECUTIONS: Final = 11  # with 12 tasks at 8 %, none is drawn in 11 with probability 10^-5
 _LOAD_TIMEOUT_S: Final = 120.0
 _DEPOSIT_USDC: Final = 50
-_POLL_S: Final = 0.2
+_POLL_S: Final = 0.5
 
 T = TypeVar("T")
 Say = Callable[[str], None]

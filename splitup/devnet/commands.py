@@ -162,7 +162,8 @@ def fund(directory: Path, account: str, micro_usdc: int) -> None:
         raise InvalidInput(f"{account} is no address; give 0x and 40 hexadecimal digits")
     if find_holder(directory) is None:
         raise ConfigurationError(
-            f"no network runs in {directory}; start it with: splitup up --dir {directory}"
+            f"no network of 'splitup up' runs in {directory}; name its directory with --dir, "
+            f"or start it with: splitup up --dir {directory}"
         )
     config = NetworkConfig.load(directory / NETWORK_FILE)
     deployer = load_identity(*funding.get_key_files(directory, funding.DEPLOYER))

@@ -40,7 +40,7 @@ from splitup.net.http import SignedClient
 
 CHAIN_TIMEOUT_S: Final = 60.0  # until its first answer, usually a tenth of a second
 _QUIET_S: Final = 120.0  # in which not one more party got ready: then something is wrong
-_PROBE_S: Final = 0.2  # while it starts
+_PROBE_S: Final = 0.5  # while it starts: each look asks every party, which takes their time
 _WATCH_S: Final = 1.0  # between looks whether all processes run
 _DISK_PERIOD_S: Final = 10.0
 

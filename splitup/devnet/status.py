@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Collection, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,6 @@ from splitup.devnet.funding import make_endpoint
 from splitup.devnet.s3_server import read_endpoint
 from splitup.devnet.state import GATEWAYS, OBJECTS, DevnetState
 from splitup.messages import api
-from splitup.messages.snapshots import Snapshot
 from splitup.net.http import SignedClient
 
 _PAGE: Final = 100
@@ -128,24 +127,32 @@ async def fetch_health(
     store = read_endpoint(directory / OBJECTS)
     member_urls = [make_endpoint(port) for port in state.member_ports]
     gateway_urls = [make_endpoint(port) for port in state.gateway_ports]
-    head, group_key, registered = await asyncio.gather(
-        chain.fetch_head(), chain.call("committee", "groupKey"), _fetch_nodes(chain)
+    head, group_key, registered, committee = await asyncio.gather(
+        chain.fetch_head(),
+        chain.call("committee", "groupKey"),
+        _fetch_nodes(chain),
+        fetch_committee(chain),
     )
     urls = {*gateway_urls, *member_urls, *(node["endpoint"] for node in registered)}
+    urls |= {member.endpoint for member in committee.members}
     answering = await _find_answering(
         {store: _store_answers(http, store), **{url: _answers(http, url) for url in urls}}
     )
-    snapshot = await _fetch_snapshot(chain, http, answering)
+    members = [member for member in committee.members if member.endpoint in answering]
+    snapshot = None
+    with suppress(SplitUpError):  # there is none at first, or nobody shows it
+        snapshot = await fetch_latest_snapshot(chain, http, members)
     owners = [("objects", store), *((n, make_endpoint(port)) for n, port in state.named_ports())]
-    own = {make_endpoint(port) for port in state.node_ports[: state.nodes]}
-    leaving = sum(bool(node["unbondingAt"]) and node["endpoint"] in own for node in registered)
+    numbers = map(str, range(state.nodes))
+    own = {value["address"] for one in numbers for value in _read_node_status(directory, one)}
+    leaving = sum(bool(node["unbondingAt"]) and node["account"] in own for node in registered)
     entries = {entry.node: entry for entry in snapshot.entries} if snapshot is not None else {}
     nodes = tuple(
         NodeHealth(
             address=node["account"],
             endpoint=node["endpoint"],
             stake_micro_usdc=node["stake"],
-            own=node["endpoint"] in own,
+            own=node["account"] in own,
             answers=node["endpoint"] in answering,
             in_snapshot=entry is not None and entry.endpoint == node["endpoint"],
             tasks=entry.resident if entry is not None else (),
@@ -182,8 +189,8 @@ def read_load_problems(directory: Path) -> dict[str, Counter[str]]:
     return found
 
 
-def _read_node_status(directory: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted(directory.glob(f"node-*/{NODE_STATUS_FILE}")):
+def _read_node_status(directory: Path, number: str = "*") -> Iterator[dict[str, Any]]:
+    for path in sorted(directory.glob(f"node-{number}/{NODE_STATUS_FILE}")):
         with suppress(OSError, ValueError):  # the node has not written it yet
             yield json.loads(path.read_text())
 
@@ -203,18 +210,6 @@ async def _find_answering(answers: Mapping[str, Coroutine[Any, Any, bool]]) -> s
     for task in waiting:
         task.cancel()
     return {tasks[task] for task in done if task.result()}
-
-
-async def _fetch_snapshot(
-    chain: Chain, http: SignedClient, answering: Collection[str]
-) -> Snapshot | None:
-    """Return the latest list of live nodes; None before the first, or when nobody shows it."""
-    members = (await fetch_committee(chain)).members
-    members = tuple(member for member in members if member.endpoint in answering)
-    try:
-        return await fetch_latest_snapshot(chain, http, members)
-    except SplitUpError:
-        return None
 
 
 async def _fetch_nodes(chain: Chain) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ class Deployment(Message):
         except OSError as error:
             raise ConfigurationError(
                 f"the deployment file {path} cannot be read ({error.strerror}); "
-                "start a network with: splitup up"
+                "get it from the operator of the network, or start one with: splitup up"
             ) from None
         except ValidationError as error:
             place, problem = find_error(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import logging
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import Output
+from splitup.core import event_loop
 from splitup.core.errors import InvalidInput, Unavailable
 
 
@@ -54,6 +56,19 @@ def test_the_fields_of_nested_options_are_flags() -> None:
     assert "Missing option" in invoke(command).output
     shown = invoke(command, "--help").output
     assert "Say something." in shown and "--json" not in shown
+
+
+def test_ctrl_c_before_a_command_begins_leaves_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    @as_command
+    async def command() -> None:
+        """Do nothing."""
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(event_loop, "run", interrupt)
+    assert invoke(command).exit_code == 130
+    gc.collect()  # pytest fails a test that leaves a coroutine which was never awaited
 
 
 def test_a_result_is_json_or_text() -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from splitup.devnet import files, funding, network, status
+from splitup.devnet import files, funding, network
 from splitup.devnet.files import DevnetLayout
 from splitup.devnet.funding import DEVNET_PARAMETERS, make_endpoint
 from splitup.devnet.network import Devnet, DevnetOptions, run_devnet
@@ -59,7 +59,6 @@ if __name__ == "__main__":
     files.make_endpoint = make_proxied_endpoint  # type: ignore[attr-defined]
     network.files = SimpleNamespace(**{**vars(files), "write_gateway_file": write_gateway_file})  # type: ignore[attr-defined, assignment]
     funding.make_endpoint = make_proxied_endpoint
-    status.make_endpoint = make_proxied_endpoint  # type: ignore[attr-defined]
     network.start_object_server = start_proxied_store  # type: ignore[attr-defined, assignment]
     network.Devnet = ChaosDevnet  # type: ignore[misc]
     options = DevnetOptions(

@@ -280,15 +280,17 @@ def wait_for(
     """Poll processes of other programs, which no event of ours can announce.
 
     What ``measure`` returns changes as long as there is progress; a slow machine gets more time.
+    Looking takes a fifth of it at most: to ask a whole network costs its parties, too.
     """
     now = time.monotonic()
     ends, stalls, seen = now + MOST_S, now + PATIENCE_S, measure()
     while not condition():
-        now = time.monotonic()
+        before, now = now, time.monotonic()
         if (found := measure()) != seen:
             seen, stalls = found, now + PATIENCE_S
         assert now < min(ends, stalls), f"not so, and nothing changes any more: {describe()}"
-        time.sleep(0.2)
+        time.sleep(max(0.2, 4 * (time.monotonic() - before)))
+        now = time.monotonic()
 
 
 @pytest.fixture(scope="package")

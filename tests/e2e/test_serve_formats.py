@@ -63,12 +63,11 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 def test_answers_are_of_their_schema(client: openai.OpenAI) -> None:
     longest = 200  # with the most white space that the grammar allows
-    for seed in range(3):
-        parsed = client.chat.completions.parse(
-            model=MODEL, messages=CHAT, max_tokens=longest, seed=seed, response_format=Package
-        )
-        [choice] = parsed.choices
-        assert isinstance(choice.message.parsed, Package) and choice.finish_reason == "stop"
+    parsed = client.chat.completions.parse(
+        model=MODEL, messages=CHAT, max_tokens=longest, seed=0, response_format=Package
+    )
+    [choice] = parsed.choices
+    assert isinstance(choice.message.parsed, Package) and choice.finish_reason == "stop"
     response = client.responses.parse(
         model=MODEL, input="library for", max_output_tokens=longest, text_format=Package
     )

@@ -8,6 +8,29 @@ from tests.mutants.mutant import COMMITTEE, PLANNING, SETTLEMENT, TESTS, Mutant
 
 MUTANTS: Final = (
     Mutant(
+        "manifests of models in use",
+        "splitup/protocol/committee/context.py",
+        "next(each for each in self._manifests if each not in self._used)",
+        "next(iter(self._manifests))",
+        f"{TESTS}/committee/test_context.py::test_s94_strangers_models_displace_none_in_use",
+    ),
+    Mutant(
+        "use of a manifest",
+        "splitup/protocol/planning/plan_agreement.py",
+        "self._context.contents.use_manifest(request.model_id)",
+        "self._context.contents.find_manifest(request.model_id)",
+        f"{TESTS}/planning/test_plan_agreement.py::"
+        "test_s94_the_manifest_of_a_planned_execution_is_kept",
+    ),
+    Mutant(
+        "manifests that are fetched ahead",
+        "oracle/splitup_oracle/member/service.py",
+        "        most //= 2",
+        "        pass",
+        "tests/oracle/member/test_latest_models.py::"
+        "test_s94_of_too_many_models_the_latest_are_fetched_and_no_retired_one",
+    ),
+    Mutant(
         "quorum of a certificate",
         f"{COMMITTEE}/certificates.py",
         "    _check_quorum(plan_hash, certificate.signatures, committee, scheme)\n",

@@ -18,6 +18,7 @@ from splitup.cli.commands.generate import (
     TextOptions,
 )
 from splitup.cli.console import Output
+from splitup.cli.options import read_text
 
 if TYPE_CHECKING:
     from splitup.client.text.generation import DecoderName
@@ -71,7 +72,7 @@ async def generate(
     from splitup.decode.stop import StopFilter
     from splitup_edge.confined_program import EdgeTexts
 
-    prompt = text.read_prompt()
+    prompt = read_text(text.prompt)
     lookahead, blocks, ends = flags.read_lookahead(), diffusion.read(), StopFilter(text.stop or ())
     with (
         closing(EdgeTexts(file)) as model,

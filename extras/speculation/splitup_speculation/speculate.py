@@ -16,7 +16,7 @@ import typer
 from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.commands.generate import Generated, SamplingOptions, TextOptions
 from splitup.cli.console import Output
-from splitup.cli.options import ConfigFlag
+from splitup.cli.options import ConfigFlag, read_text
 from splitup_speculation.flags import SettingsFlag, TlsFlags, make_context
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ async def _speculate(
     from splitup.decode.adjusted_sampler import Adjustments
     from splitup_speculation import remote
 
-    given = text.read_prompt()
+    given = read_text(text.prompt)
     spans: list[CallSpan] = []
     sampler = sampling.read()
     options = remote.CallOptions(calls.target_timeout, calls.draft_timeout, spans.append)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,15 +77,12 @@ async def unstake(
 
 
 def _show_unstake(config: Path, result: dict[str, Any], console: Console) -> None:
+    from splitup_node.owner_facts import describe_unbonding
+
     if not result["unbonding_at_s"]:
         console.print("The node stays.")
         return
-    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(result["unbonding_at_s"]))
-    console.print(
-        f"The stake is free from {when}; take it then with: "
-        f"splitup-node withdraw --stake --config {config}",
-        soft_wrap=True,
-    )
+    console.print(f"The stake is {describe_unbonding(result, config)}", soft_wrap=True)
 
 
 @as_command(hint="asking the chain")

@@ -52,7 +52,10 @@ def create_node(
         path,
         {
             "rpc_url": network.rpc_url,
-            "deployment": os.path.abspath(network.deployment),
+            # a name where it lies beside node.toml: the directory may move to another place
+            "deployment": os.path.abspath(network.deployment).removeprefix(
+                os.path.abspath(directory) + os.sep
+            ),
             "gateway_urls": network.gateway_urls,
             "keystore": "keystore.json",
             "passphrase_file": "passphrase",

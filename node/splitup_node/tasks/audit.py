@@ -8,6 +8,7 @@ to lose.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -41,6 +42,7 @@ from splitup_node.worker.worker_pool import Workers
 if TYPE_CHECKING:  # it brings numpy, which a daemon does without until it audits
     from splitup.graph.self_test_vectors import Audit, SelfTestVectors
 
+_log = logging.getLogger("splitup.node")
 SESSION: Final = 0  # the engine counts its own from 1
 
 Check = Callable[[Chain, Identity, NodeConfig], Awaitable[Any]]
@@ -165,7 +167,10 @@ async def check_machine(
     worker_argv: Sequence[str] = WORKER_ARGV,
     on_progress: OnProgress = lambda text: None,
 ) -> None:
-    """Raise ConfigurationError when this machine cannot run a task, or would be slashed for one."""
+    """Raise ConfigurationError when this machine cannot run any task, or would be slashed for all.
+
+    Single ones are named alone: anybody can register what fits no machine, and none serves it.
+    """
     report = await audit_node(config, worker_argv=worker_argv, on_progress=on_progress)
     rows = report.rows
     if not rows and report.least_bytes:
@@ -174,13 +179,16 @@ async def check_machine(
             f"{report.least_bytes} bytes; nothing was staked; raise vram in {config.path}"
         )
     refused = [row for row in rows if not row.may_serve]
-    if refused:
-        raise ConfigurationError(
-            f"this machine ({report.device['determinism_class']}) must not serve {len(refused)} of "
-            f"{len(rows)} tasks, the first of them {refused[0].label}: {refused[0].detail}; "
-            f"nothing was staked; see all with: {config.make_command('audit --dry-run')}; "
-            f"stake to serve the others with: {config.make_command('stake --no-audit')}"
-        )
+    if not refused:
+        return
+    found = (
+        f"this machine ({report.device['determinism_class']}) must not serve {len(refused)} of "
+        f"{len(rows)} tasks, the first of them {refused[0].label}: {refused[0].detail}; "
+        f"see all with: {config.make_command('audit --dry-run')}"
+    )
+    if not any(row.verdict and row.may_serve for row in rows):
+        raise ConfigurationError(f"{found}; nothing was staked")
+    _log.warning("%s", found)
 
 
 class _Trial:
@@ -217,7 +225,7 @@ class _Trial:
             except _NoVectors:
                 verdict, may_serve = "", True
                 detail = "its model has no reference vectors to compare with"
-            except (TaskFailed, WorkerLost) as error:
+            except SplitUpError as error:  # anybody can register a task that cannot be tried
                 verdict, may_serve, detail = "", False, f"it does not run here: {error}"
                 if isinstance(error, WorkerLost):
                     await self._renew()

@@ -21,6 +21,7 @@ from splitup.core.throughput import Rate
 from splitup.graph.manifest import Task
 from splitup.storage.task_cache import TaskCache
 from splitup_node.tasks.audit import AuditFailed, audit_program
+from splitup_node.tasks.placement import Claim
 from splitup_node.worker.supervisor import WorkerLost
 from splitup_node.worker.worker_pool import Workers
 
@@ -52,7 +53,7 @@ class LoadedTasks:
         self._lock = asyncio.Lock()
         self._tasks: dict[str, LoadedTask] = {}
         self._users: Counter[str] = Counter()  # task_id -> how many need it to stay loaded
-        self._failed: dict[str, str] = {}  # task_id -> why this node must not serve it
+        self._failed: dict[Claim, str] = {}  # why this node must not serve it
         self._places: dict[str, tuple[int, int]] = {}  # task_id -> worker, program
         self.programs: dict[str, int] = {}  # task_id -> program, of those that are served
         self.loading = ""
@@ -164,8 +165,8 @@ class LoadedTasks:
         Raises as ``ensure`` does, except for lack of memory.
         """
         task = (await self._cache.fetch_manifest(model_id)).tasks[index]
-        if task.task_id in self._failed:
-            raise AuditFailed(self._failed[task.task_id])
+        if (model_id, task.task_id) in self._failed:
+            raise AuditFailed(self._failed[model_id, task.task_id])
         await self._cache.fetch_task(model_id, index)
         await self._cache.fetch_vectors(model_id, index)
 
@@ -192,8 +193,8 @@ class LoadedTasks:
         async with self._lock:
             if task.task_id in self.programs:
                 return self.programs[task.task_id]
-            if task.task_id in self._failed:
-                raise AuditFailed(self._failed[task.task_id])
+            if (model_id, task.task_id) in self._failed:
+                raise AuditFailed(self._failed[model_id, task.task_id])
             if task.vram_bytes > (free := self.free_bytes):
                 others = ", as other programs use the device" * (free < max(self._list_left()))
                 raise Unavailable(
@@ -215,7 +216,7 @@ class LoadedTasks:
                 vectors = await self._cache.fetch_vectors(model_id, index)
                 program = await self._load(LoadedTask(task, graph, weights))
                 if vectors is not None:
-                    await self._try(task, program, vectors)
+                    await self._try(model_id, task, program, vectors)
             finally:
                 self.loading = ""
             if task.task_id not in self._places:  # its worker died during the audit
@@ -236,8 +237,6 @@ class LoadedTasks:
                 if task_id in self._places:
                     continue
                 del self._tasks[task_id]  # it stays deleted if loading it kills the worker
-                if task_id in self._failed:
-                    continue
                 try:
                     self.programs[task_id] = await self._load(loaded)
                 except WorkerLost:
@@ -252,7 +251,8 @@ class LoadedTasks:
                 self.programs.pop(task_id, None)
                 del self._places[task_id]
 
-    async def _try(self, task: Task, program: int, vectors: SelfTestVectors) -> None:
+    async def _try(self, model_id: str, task: Task, program: int, vectors: SelfTestVectors) -> None:
+        claim = model_id, task.task_id  # another model may have stored other outputs of the task
         try:
             audit = await audit_program(self._workers, program, task, vectors, self._get_speed())
         except WorkerLost:
@@ -262,16 +262,16 @@ class LoadedTasks:
             await self._unload(task.task_id)
             raise
         except SplitUpError as error:
-            self._failed[task.task_id] = f"the audit of {task.label} failed: {error}"
+            self._failed[claim] = f"the audit of {task.label} failed: {error}"
             await self._unload(task.task_id)
-            raise AuditFailed(self._failed[task.task_id]) from error
+            raise AuditFailed(self._failed[claim]) from error
         if not audit.may_serve:
-            self._failed[task.task_id] = (
+            self._failed[claim] = (
                 f"{task.label} is not served, because this machine would be slashed for it: "
                 f"{audit.detail}; try all tasks with: splitup-node audit"
             )
             await self._unload(task.task_id)
-            raise AuditFailed(self._failed[task.task_id])
+            raise AuditFailed(self._failed[claim])
         _log.info("audit of %s: %s", task.label, audit.verdict.value)
 
     async def _load(self, wanted: LoadedTask) -> int:

@@ -15,6 +15,8 @@ from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.messages.base import Bytes32Field, Count, DigestField, Message
 
+Claim = tuple[str, str]  # a model and one of its tasks, by id: other models may have the task
+
 
 class DemandEntry(Message):
     """A registered task as a committee member lists it in its answer to a heartbeat."""
@@ -28,6 +30,11 @@ class DemandEntry(Message):
     holders: Count  # live nodes that serve it
     operators: Count = 0  # in the determinism class with most of them
     verifiable: bool = False  # sold with verification: enough operators hold it in one class
+
+    @property
+    def claim(self) -> Claim:
+        """Return whose words about which task these are; of those of others they say nothing."""
+        return self.model_id, self.task_id
 
 
 def parse_demand(value: object) -> tuple[DemandEntry, ...]:
@@ -55,7 +62,7 @@ def choose_task(
     node: str,
     demand: Iterable[DemandEntry],
     loaded: Collection[str],
-    excluded: Collection[str],
+    excluded: Collection[Claim],
     free_bytes: int,
 ) -> DemandEntry | None:
     """Return the task to load next, None when nothing fits or all tasks are loaded.
@@ -66,7 +73,7 @@ def choose_task(
         entry
         for entry in demand
         if entry.task_id not in loaded
-        and entry.task_id not in excluded
+        and entry.claim not in excluded
         and entry.vram_bytes <= free_bytes
     ]
     return min(
@@ -77,14 +84,15 @@ def choose_task(
 
 
 def choose_unlisted(
-    demand: Sequence[DemandEntry], loaded: Collection[str], excluded: Collection[str]
+    demand: Sequence[DemandEntry], loaded: Collection[str], excluded: Collection[Claim]
 ) -> tuple[str, ...]:
     """Return the loaded tasks of models that are gone, if the memory is needed for other tasks.
 
     A list that is full may leave out tasks that are still wanted.
     """
     listed = {entry.task_id for entry in demand}
-    if not listed - set(loaded) - set(excluded) or len(demand) >= limits.MAX_DEMAND_TASKS:
+    wanted = {entry.task_id for entry in demand if entry.claim not in excluded}
+    if not wanted - set(loaded) or len(demand) >= limits.MAX_DEMAND_TASKS:
         return ()
     return tuple(sorted(set(loaded) - listed))
 
@@ -133,7 +141,7 @@ class Trader:
         demand: Iterable[DemandEntry],
         loaded: Collection[str],
         rooms: Mapping[str, int],
-        excluded: Collection[str],
+        excluded: Collection[Claim],
         now_s: float,
     ) -> Trade | None:
         """Return the trade to make, None when there is none or the draw decides against it.
@@ -146,7 +154,7 @@ class Trader:
         wanted = [
             entry
             for entry in entries
-            if _is_scarce(entry) and entry.task_id not in loaded and entry.task_id not in excluded
+            if _is_scarce(entry) and entry.task_id not in loaded and entry.claim not in excluded
         ]
         wanted.sort(key=lambda entry: (*_count(entry), _tie(self._node, entry)))
         for want in wanted:
@@ -154,7 +162,7 @@ class Trader:
                 if not _is_gain(*_count_left(given), want):
                     break  # nor are the next ones, which fewer serve
                 if want.vram_bytes <= rooms[given.task_id]:
-                    equal = sum(_count(entry) == _count(want) for entry in wanted)
+                    equal = len({one.task_id for one in wanted if _count(one) == _count(want)})
                     lacking = equal * (limits.MIN_OPERATORS - want.operators)
                     is_drawn = self._draw(f"lot/{self._epoch}") * given.holders < lacking
                     return Trade(given, want) if is_drawn else None

@@ -22,7 +22,13 @@ from aiohttp import web
 
 from splitup.chain.client import Chain
 from splitup.core import limits, tuning
-from splitup.core.errors import BadSignature, PeerFault, Refused, SplitUpError
+from splitup.core.errors import (
+    BadSignature,
+    PeerFault,
+    Refused,
+    SplitUpError,
+    StorageUnavailable,
+)
 from splitup.crypto.jws import ReplayCache
 from splitup.graph.manifest import Manifest
 from splitup.messages import api
@@ -342,7 +348,15 @@ class RunningGateway:
     """A gateway that listens at ``server.url``. Close it."""
 
     server: Server
+    _objects: ObjectView
     _opened: AsyncExitStack
+
+    async def check_store(self) -> None:
+        """Log a warning when the store does not answer, or refuses the gateway's signatures."""
+        try:
+            await self._objects.find_present((Right("GET", "nothing-is-here", None),))
+        except StorageUnavailable as error:
+            _log.warning("%s; check s3_endpoint, bucket and credentials", error)
 
     async def close(self) -> None:
         """Stop listening and close every connection."""
@@ -357,9 +371,10 @@ async def start_gateway(config: GatewayConfig) -> RunningGateway:
         audit = opened.enter_context(closing(AuditLog(config.data_dir / "audit.jsonl")))
         chain = await opened.enter_async_context(await Chain.connect(config.rpc_url, deployment))
         http = await opened.enter_async_context(SignedClient())
+        objects = ObjectView(presigner, http)
         gateway = Gateway(
             chain=ChainView(chain, deployment),
-            objects=ObjectView(presigner, http),
+            objects=objects,
             presigner=presigner,
             audit=audit,
             policy=config,
@@ -372,7 +387,7 @@ async def start_gateway(config: GatewayConfig) -> RunningGateway:
             gateway_urls=config.join_gateway_urls or (gateway.audience,),
             rpc_url=config.join_rpc_url,
         )
-        return RunningGateway(server, opened.pop_all())
+        return RunningGateway(server, objects, opened.pop_all())
 
 
 async def run_gateway(config: GatewayConfig) -> None:
@@ -380,6 +395,7 @@ async def run_gateway(config: GatewayConfig) -> None:
     running = await start_gateway(config)
     _log.info("the storage gateway listens on %s", running.server.url)
     try:
+        await running.check_store()
         async with serve_metrics(config.metrics, tuple):  # the requests, which all servers count
             await asyncio.Event().wait()
     finally:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -56,6 +56,26 @@ _MODEL: Final = "model"  # journal kind: models registered before the cursor
 _RETIRED: Final = "retired"  # journal kind: retired models, and where on the chain they were
 
 log = logging.getLogger("splitup.oracle")
+
+
+def list_latest(
+    models: Iterable[tuple[str, Mapping[str, int]]], retired: Collection[str]
+) -> list[str]:
+    """Return the models whose manifests are fetched before an execution asks for them.
+
+    Of more than are kept these are the latest, by their places on the chain, and leave room for
+    those in use.
+    """
+    places = {model: place for model, place in models if model not in retired}
+    most = tuning.MAX_MANIFESTS
+    if len(places) > most:
+        most //= 2
+    names = ("block", "log_index")  # which journals of earlier versions have not
+    return sorted(places, key=lambda m: [places[m].get(name, 0) for name in names])[-most:]
+
+
+def _get_place(event: ChainEvent) -> dict[str, int]:
+    return {"block": event.block_number, "log_index": event.log_index}
 
 
 class BoardReverted(ChainUnavailable):
@@ -190,7 +210,7 @@ class EventSource:
         if event.contract == "nodes":
             self._nodes_changed.set()
         elif event.name == "ModelRegistered":
-            self._journal.put(_MODEL, event.args["modelId"], {})
+            self._journal.put(_MODEL, event.args["modelId"], _get_place(event))
             self._models_changed.set()
         elif event.name == "ModelRetired":
             self._note_retirement(event)
@@ -221,8 +241,7 @@ class EventSource:
             self._journal.delete(_RETIRED, model_id)
             self._member.retired.discard(model_id)
         else:
-            place = {"block": event.block_number, "log_index": event.log_index}
-            self._journal.put(_RETIRED, model_id, place)
+            self._journal.put(_RETIRED, model_id, _get_place(event))
             self._member.retired.add(model_id)
 
     def _refuse_retired(self, seen: RequestSeen, event: ChainEvent) -> RequestSeen:
@@ -280,10 +299,10 @@ class EventSource:
         self._member.feed(NodesSeen(tuple(records)))
 
     async def _follow_models(self) -> None:
-        """Fetch the manifests of all registered models; retry while the gateway lacks one."""
+        """Fetch the manifests of registered models; retry while the gateway lacks one."""
         while True:
             self._models_changed.clear()
-            for model_id, _ in self._journal.items(_MODEL):
+            for model_id in list_latest(self._journal.items(_MODEL), self._member.retired):
                 if not self._member.machine.has_manifest(model_id):
                     self._member.carry_out([FetchManifest(model_id)])
             await self._wait(self._models_changed, _RETRY_S)

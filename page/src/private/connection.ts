@@ -94,7 +94,7 @@ export class Connection {
       reply = await fetch(path, { ...init, headers, cache: "no-store" });
     } catch (error) {
       if (init.signal?.aborted) throw error;
-      throw new SplitError("unavailable", "the server does not answer; is this device online?");
+      throw new SplitError("unavailable", "the server does not answer: does it run, and is this device online?");
     }
     if (reply.ok) return reply;
     const found = await reply.json().catch(() => ({}));

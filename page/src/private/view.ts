@@ -9,7 +9,7 @@ import type { Costs } from "./generation";
 import type { Sampling } from "./sampler";
 import type { BY_WORDS, Order, Prompt, Report } from "./worker";
 
-type Message = { role: "user" | "assistant"; text: string; tokens: number; ms: number; costs: Costs | null; finish: string; error: string };
+type Message = { role: "user" | "assistant"; text: string; tokens: number; firstMs: number; ms: number; costs: Costs | null; finish: string; error: string };
 type Settings = { form: "chat" | "text"; maxTokens: string; seed: string; epsilon: string; adapter: string; numbers: Record<NumberName, number> };
 type NumberName = Exclude<keyof Sampling, "seed" | "frequency_penalty" | "presence_penalty">;
 type Phase = "choosing" | "loading" | "ready" | "running";
@@ -113,6 +113,7 @@ class PrivateChat extends Part {
         answer!.text += data.text;
         answer!.tokens += Number(data.token >= 0);
         answer!.ms = performance.now() - this.began;
+        if (answer!.tokens <= 1) answer!.firstMs = answer!.ms;
         this.follow();
         break;
       case "costs":
@@ -128,11 +129,19 @@ class PrivateChat extends Part {
         break;
       case "error":
         if (data.code === "invalid_api_key") this.needsKey = true;
-        if (this.phase === "running") answer!.error = data.message;
+        if (this.phase === "running") this.giveBack(answer!, data.message);
         else this.error = data.message;
         this.phase = this.phase === "running" ? "ready" : "choosing";
         this.follow();
     }
+  }
+
+  /** Put a question that failed back where it was typed; later questions do not follow it. */
+  private giveBack(answer: Message, error: string): void {
+    const question = this.messages.at(-2)!;
+    answer.error = question.error = error;
+    const field = this.querySelector<HTMLTextAreaElement>("#prompt")!;
+    field.value ||= question.text;
   }
 
   private get model(): ModelInfo | undefined {
@@ -161,7 +170,7 @@ class PrivateChat extends Part {
     const text = field.value;
     if (!text.trim() || this.phase !== "ready") return;
     field.value = "";
-    const empty = { tokens: 0, ms: 0, costs: null, finish: "", error: "" };
+    const empty = { tokens: 0, firstMs: 0, ms: 0, costs: null, finish: "", error: "" };
     const said = [...this.messages.filter((message) => !message.error), { ...empty, role: "user" as const, text }];
     const prompt: Prompt =
       this.textForm === "text" ? { text } : { messages: said.map(({ role, text: content }) => ({ role, content })) };
@@ -261,11 +270,12 @@ class PrivateChat extends Part {
   private answer(message: Message): TemplateResult {
     const isRunning = this.phase === "running" && message === this.messages.at(-1);
     const facts = [
-      `${count(message.tokens)} tokens`,
+      isRunning && !message.tokens ? "waiting for the first token; nodes may still be loading the model" : `${count(message.tokens)} tokens`,
       message.costs ? usdc(message.costs.microUsdc) : "",
       message.costs?.epsilon == null ? "" : `noise: ε ${message.costs.epsilon.toPrecision(3)}, δ 1e-6`,
       message.costs?.adapter ?? "",
-      message.tokens > 1 ? `${ms(message.ms / message.tokens)} a token` : "",
+      message.tokens ? `first token after ${ms(message.firstMs)}` : "",
+      message.tokens > 1 ? `then ${ms((message.ms - message.firstMs) / (message.tokens - 1))} a token` : "",
       { length: "cut at the limit", stopped: "stopped" }[message.finish] ?? "",
     ];
     return html`<article class="message assistant">

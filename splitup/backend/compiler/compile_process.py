@@ -4,8 +4,8 @@ Strangers choose what a task makes the code generator do, and the rules of a leg
 predict how long that takes (``splitup.graph.compile_cost``). So a process is forked for each task
 (``splitup.sandbox.fork``). It gets CPU time and memory by what is predicted, and returns the
 schedule as bytes (``splitup.backend.compiler.schedule_bytes``). It runs no kernel, and nothing that
-compiling leaves in memory stays in the process that serves steps. So tasks share no kernels: those
-of one model take two to three times the CPU of compiling them together.
+compiling leaves in memory stays in the process that serves steps. So different tasks share no
+kernels.
 
 How fast this machine is at the moment is measured first. The limit only bounds what a hostile task
 costs: a task that does not meet it is slow here, not wrong, and may be tried again with more

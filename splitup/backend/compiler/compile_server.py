@@ -3,10 +3,14 @@
 What it returns is kept and run as machine code (``splitup.backend.compiler.kernel_cache``). A fork
 has seen no other task, and the process that forks looks into none, nor into what its forks return:
 so no task can put code into another one's place. A worker could: it runs what was compiled.
+
+Tasks that differ in names and digests alone, as the blocks of a model do, are compiled once. What
+compiles gets neither, so nobody's names can decide about the code that others run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,6 +20,7 @@ from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.core import tuning
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidModel, TooSlow, Unavailable
+from splitup.graph.ir import parse_graph, remove_names
 from splitup.sandbox.child import ChildDied, ChildFailed
 from splitup.sandbox.confinement import serve_confined
 from splitup.sandbox.serving import Answer
@@ -46,8 +51,12 @@ class CompileServer:
         *,
         is_noisy: bool = False,
     ) -> bytes:
-        """Return what is kept of a task for a worker of this report, or ``compile`` it."""
+        """Return what is kept of a task for a worker of this report, or ``compile`` it.
+
+        Raises what ``compile`` does.
+        """
         device = report["device"].partition(":")[0]
+        graph = await asyncio.to_thread(_remove_names, graph)
         task_id = compute_digest(graph) + ("/noise" if is_noisy else "")
         key = (task_id, report["determinism_class"], device)
         kernels = self._cache.load(*key)
@@ -102,6 +111,10 @@ class CompileServer:
     def close(self) -> None:
         """End the process; it starts again with the next task."""
         self._child.close()
+
+
+def _remove_names(graph: bytes) -> bytes:
+    return remove_names(parse_graph(graph)).to_bytes()
 
 
 def answer(question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer:

@@ -7,8 +7,9 @@ recently used files are deleted first.
     key      32 random bytes
     file     32 bytes HMAC-SHA256 of what it belongs to, and of the rest | a schedule's bytes
 
-A file belongs to a task, a determinism class, a device and this package's code; its name is their
-digest. A file that was damaged, written by anybody else or moved to another name is deleted.
+A file belongs to a task without its names, a determinism class, a device and this package's code;
+its name is their digest. A file that was damaged, written by anybody else or moved to another name
+is deleted.
 """
 
 from __future__ import annotations

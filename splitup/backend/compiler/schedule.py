@@ -38,7 +38,7 @@ from splitup.core.errors import InvalidModel, SplitUpError
 from splitup.core.garbage_collection import pause_garbage_collection
 from splitup.cpu import native_kernels
 from splitup.cpu.native_kernels import NativeKernel
-from splitup.graph.ir import Graph
+from splitup.graph.ir import Graph, remove_names
 from splitup.graph.rules import CheckedGraph
 
 Role = Literal["input", "weight", "old", "new", "value"]
@@ -148,16 +148,7 @@ def compile_graph(graph: CheckedGraph, device: str, *, uses_native_code: bool = 
 
 def compile_once(graph: CheckedGraph, device: str, *, uses_native_code: bool = True) -> Schedule:
     """Do the same; graphs that differ in names alone, as a model's blocks do, are compiled once."""
-    nameless = Graph(
-        tuple(replace(spec, name="") for spec in graph.inputs),
-        tuple(replace(weight, name="", digest="") for weight in graph.weights),
-        tuple(replace(spec, name="") for spec in graph.states),
-        graph.nodes,
-        tuple(replace(output, name="") for output in graph.outputs),
-        graph.updates,
-        graph.symbols,
-    )
-    key = nameless, device, uses_native_code
+    key = remove_names(graph), device, uses_native_code
     if key not in _schedules:
         if len(_schedules) == _MAX_SCHEDULES:
             _schedules.pop(next(iter(_schedules)))

@@ -24,11 +24,11 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from tinygrad.device import Device
-from tinygrad.helpers import CACHELEVEL, DEV, NUM_CPU_THREADS, PARALLEL
-from tinygrad.runtime.support.compiler_cpu import ClangCompiler
+from tinygrad.device import Device, TinyELF
+from tinygrad.helpers import CACHELEVEL, DEV, NUM_CPU_THREADS, PARALLEL, Target
+from tinygrad.runtime import ops_cpu
 
 from splitup.backend.compiler import row_sums
 from splitup.core.errors import ConfigurationError, Unavailable
@@ -44,9 +44,8 @@ _DRIVERS: Final = {
 }
 _DRIVER_CHARS: Final = 120  # of the 200 that the name of a class may have
 _X86: Final = frozenset({"x86_64", "amd64"})
-_NVIDIA: Final = frozenset({"NV", "CUDA"})
-_NVIDIA_FILES: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the driver's, and WSL's
-_NVIDIA_VENDOR: Final = "0x10de"
+_NVIDIA: Final = ("0x10de", "/dev/nvidiactl", "/dev/dxg")  # PCI vendor; the driver's file, WSL's
+_CARDS: Final = {"NV": _NVIDIA, "CUDA": _NVIDIA, "AMD": ("0x1002", "/dev/kfd")}
 _PCI_DEVICES: Final = Path("/sys/bus/pci/devices")
 
 
@@ -70,28 +69,40 @@ def find_clang() -> str:
     return shutil.which(os.environ.get("CC", "") or "clang") or ""
 
 
+class _HostProgram(NamedTuple):
+    """One of tinygrad's host programs, compiled; stands for what tinygrad would compile."""
+
+    name: str
+    lib: bytes
+    target: Target
+
+    def to_elf(self) -> TinyELF:
+        return TinyELF(self.lib, self.name, self.target, ())
+
+
 def install_host_programs() -> None:
-    """Make tinygrad's clang wrapper return the shipped objects of the four host programs.
+    """Give tinygrad's CPU device its four host programs, which this package ships compiled.
 
-    Where this machine's are not shipped they need clang, as every other source does.
+    Generating them anew whenever the device is opened takes half a second of CPU time. Where those
+    for this machine are not shipped they need clang.
     """
-    if getattr(ClangCompiler.compile, "splitup", False):
+    original = ops_cpu.do_to_program
+    if getattr(original, "splitup", False):
         return
-    original = ClangCompiler.compile
 
-    def compile_source(self: Any, source: str) -> bytes:
-        objects = _load_host_programs(self.arch)
-        if (found := objects.get(hashlib.sha256(source.encode()).hexdigest())) is not None:
-            return found
+    def find_program(ast: Any, renderer: Any) -> Any:
+        objects = _load_host_programs(renderer.target.arch.partition(",")[0])
+        if (found := objects.get(ast.key.hex())) is not None:
+            return _HostProgram(ast.arg.name, found, renderer.target)
         if find_clang():
-            return bytes(original(self, source))
+            return original(ast, renderer)
         raise Unavailable(
             "tinygrad asks for a C compiler and none is here: use DEV=CPU:X86 on x86-64, "
             "or install one with 'apt install clang'"
         )
 
-    compile_source.splitup = True  # type: ignore[attr-defined]
-    ClangCompiler.compile = compile_source
+    find_program.splitup = True  # type: ignore[attr-defined]
+    ops_cpu.do_to_program = find_program
 
 
 @functools.cache
@@ -158,22 +169,22 @@ def _find_driver(device: str) -> Any:
 
 
 def _opens(device: str) -> bool:
-    if device in _NVIDIA and _lacks_nvidia():
+    if device in _CARDS and _lacks_card(*_CARDS[device]):
         return False
     with suppress(Exception):  # every missing driver raises another error
         return Device[device] is not None
     return False
 
 
-def _lacks_nvidia() -> bool:
-    """Return whether no GPU of NVIDIA can be here: loading the drivers takes most of a second."""
+def _lacks_card(vendor: str, *files: str) -> bool:
+    """Return whether no such GPU can be here: loading the drivers takes most of a second."""
     if sys.platform != "linux" or platform.machine().lower() not in _X86:
         return False  # where a GPU may be no PCI device
-    if any(path.exists() for path in _NVIDIA_FILES):
+    if any(Path(file).exists() for file in files):
         return False
     with suppress(OSError):
         vendors = [path.read_text().strip() for path in _PCI_DEVICES.glob("*/vendor")]
-        return _NVIDIA_VENDOR not in vendors
+        return vendor not in vendors
     return False
 
 

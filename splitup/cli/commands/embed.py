@@ -10,7 +10,7 @@ import typer
 from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import Output
 from splitup.cli.cost import Cost, wait_for_cost
-from splitup.cli.options import ConfigFlag, PaymentOptions
+from splitup.cli.options import ConfigFlag, PaymentOptions, read_text
 
 
 @as_command(hint="loading")
@@ -19,7 +19,12 @@ async def command(
         str, typer.Argument(metavar="MODEL", help="Name or id of a registered embedding model.")
     ],
     inputs: Annotated[
-        list[str], typer.Option("--input", metavar="TEXT", help="A text. Repeatable.")
+        list[str],
+        typer.Option(
+            "--input",
+            metavar="TEXT",
+            help="A text; - reads one from each line of standard input. Repeatable.",
+        ),
     ],
     payment: PaymentOptions,
     config: ConfigFlag = None,
@@ -29,11 +34,15 @@ async def command(
     """Print the vector of every text, one JSON line each."""
     from splitup.client.connection import SplitUp
 
+    texts: list[str] = []
+    for given in inputs:
+        text = read_text(given)
+        texts += text.removesuffix("\n").split("\n") if given == "-" else [text]
     async with SplitUp.connect(config) as net:
         output.hint(f"running {model}")
         found = await net.embed(
             model,
-            inputs,
+            texts,
             max_price_usdc=payment.max_price,
             deadline_s=payment.deadline,
             verify=payment.verify,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import asdict, dataclass, field
@@ -21,7 +20,7 @@ import typer
 from splitup.cli.command import AdapterFlags, JsonOutput, as_command
 from splitup.cli.console import Output
 from splitup.cli.cost import PATIENCE_S, Cost, wait_for_cost
-from splitup.cli.options import ConfigFlag, PaymentOptions
+from splitup.cli.options import ConfigFlag, PaymentOptions, read_text
 from splitup.client import defaults
 
 if TYPE_CHECKING:
@@ -55,17 +54,6 @@ class TextOptions:
             help="JPEG, PNG or WebP image for a model that takes images. Repeatable.",
         ),
     ] = None
-
-    def read_prompt(self) -> str:
-        """Return the prompt; raise InvalidInput for standard input that is not UTF-8."""
-        if self.prompt != "-":
-            return self.prompt
-        from splitup.core.errors import InvalidInput
-
-        try:
-            return sys.stdin.buffer.read().decode()
-        except UnicodeDecodeError as error:
-            raise InvalidInput(f"standard input is not UTF-8: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +212,7 @@ async def command(
         "deadline_s": payment.deadline,
         "verify": payment.verify,
     }
-    done = await generate(output, config, model, text.read_prompt(), arguments)
+    done = await generate(output, config, model, read_text(text.prompt), arguments)
     if output.as_json:
         output.print_json(done.to_dict())
     if done.cost is not None:

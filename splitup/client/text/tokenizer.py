@@ -81,7 +81,9 @@ class ModelTokenizer:
         """
         question = {"decode": len(after), "skip_special": skip_special_tokens}
         answer, _ = self._ask(question, [pack_tokens([*after, *tokens])])
-        return str(answer.get("text", ""))
+        text = str(answer.get("text", ""))
+        self._check_length(text, tokens)
+        return text
 
     def check_template(self, template: str) -> None:
         """Raise InvalidModel for a chat template that is no Jinja, or that ends this process."""
@@ -145,6 +147,14 @@ class ModelTokenizer:
                     "or too much memory; shorten it"
                 ) from None
 
+    def _check_length(self, text: str, tokens: Sequence[int]) -> None:
+        """Raise InvalidModel for a text that is far longer than so few tokens can be."""
+        if len(text) > tuning.TOKEN_CHARS * len(tokens):
+            raise InvalidModel(
+                f"the tokenizer of {self._name} makes {len(text)} characters of {len(tokens)} "
+                "tokens; do not trust this model"
+            )
+
     def close(self) -> None:
         """End the process, and the one for long texts."""
         self._child.close()
@@ -202,6 +212,7 @@ class TokenStream:
         ):
             raise InvalidModel(f"the tokenizer of {self._tokenizer._name} gave no texts")
         found = self._tokens[self._settled : settled]
+        self._tokenizer._check_length("".join(map(str, texts)), found)
         del self._tokens[:start]
         self._settled = settled - start
         return list(zip(found, map(str, texts), strict=True))

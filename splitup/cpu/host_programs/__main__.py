@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import importlib.metadata
 import json
 import platform
@@ -13,23 +12,25 @@ from unittest.mock import patch
 
 from tinygrad.device import Device
 from tinygrad.helpers import Context
+from tinygrad.runtime import ops_cpu
 from tinygrad.runtime.support.compiler_cpu import ClangCompiler
 
 BASELINE: Final = {"x86_64": "x86-64"}  # the oldest CPU of the architecture
 
 
 def generate(architecture: str) -> dict[str, Any]:
-    """Return the file's content; opens tinygrad's CPU device to learn its sources."""
+    """Return the file's content, by what tinygrad compiles when its CPU device is opened."""
     objects: dict[str, str] = {}
     baseline = ClangCompiler([architecture, BASELINE[architecture]])
-    compile_source = ClangCompiler.compile
+    compile_program = ops_cpu.do_to_program
 
-    def record(self: Any, source: str) -> bytes:
-        compiled = bytes(compile_source(baseline, source))
-        objects[hashlib.sha256(source.encode()).hexdigest()] = base64.b64encode(compiled).decode()
-        return compiled
+    def record(ast: Any, renderer: Any) -> Any:
+        program = compile_program(ast, renderer)
+        source = program.src[2].arg
+        objects[ast.key.hex()] = base64.b64encode(baseline.compile(source)).decode()
+        return program
 
-    with patch.object(ClangCompiler, "compile", record), Context(DEV="CPU:X86", CCACHE=0):
+    with patch.object(ops_cpu, "do_to_program", record), Context(DEV="CPU:X86", CCACHE=0):
         Device["CPU"]
     return {"tinygrad": importlib.metadata.version("tinygrad"), "objects": objects}
 

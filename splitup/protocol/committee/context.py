@@ -117,11 +117,16 @@ class SigningGuard:
 
 
 class ContentStore:
-    """Snapshots and manifests by digest. Missing ones are requested at most once a second."""
+    """Snapshots and manifests by digest. Missing ones are requested at most once a second.
+
+    Anybody can register models. So half of the manifests are those of the executions planned last,
+    which others do not displace.
+    """
 
     def __init__(self, snapshots: Sequence[Snapshot] = ()) -> None:
         self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
-        self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+        self._manifests: dict[str, Manifest] = {}  # latest last
+        self._used: dict[str, None] = {}  # models of the executions that were planned last
         self._asked: dict[str, float] = {}
         for snapshot in sorted(snapshots, key=lambda s: s.sequence):
             self.add_snapshot(snapshot)
@@ -143,8 +148,8 @@ class ContentStore:
 
     def add_manifest(self, manifest: Manifest) -> None:
         self._manifests[manifest.model_id] = manifest
-        while len(self._manifests) > tuning.MAX_MANIFESTS:
-            self._manifests.popitem(last=False)
+        if len(self._manifests) > tuning.MAX_MANIFESTS:
+            del self._manifests[next(each for each in self._manifests if each not in self._used)]
 
     def manifests(self) -> list[Manifest]:
         return list(self._manifests.values())
@@ -154,6 +159,14 @@ class ContentStore:
 
     def find_manifest(self, model_id: str) -> Manifest | None:
         return self._manifests.get(model_id)
+
+    def use_manifest(self, model_id: str) -> Manifest | None:
+        """Return a manifest for the plan of an execution, which keeps it."""
+        self._used.pop(model_id, None)
+        self._used[model_id] = None
+        if len(self._used) > tuning.MAX_MANIFESTS // 2:
+            del self._used[next(iter(self._used))]
+        return self.find_manifest(model_id)
 
     def ask(self, model_id: str, root: str, now: float) -> list[Command]:
         """Return commands that fetch the missing ones of the two, at most once a second."""

@@ -360,7 +360,7 @@ class PlanAgreement:
     def _assign(self, known: _Round, now: float) -> list[Command]:
         request = known.request
         snapshot = self._context.contents.find_snapshot(request.snapshot_root)
-        manifest = self._context.contents.find_manifest(request.model_id)
+        manifest = self._context.contents.use_manifest(request.model_id)
         if snapshot is None or manifest is None:
             return self._context.contents.ask(request.model_id, request.snapshot_root, now)
         configuration = self._context.view.configuration

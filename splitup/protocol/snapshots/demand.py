@@ -23,12 +23,14 @@ def compute_demand(
     operators: Mapping[str, str] = _NOBODY,
     retired: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """Return one row per distinct task, the least held first, at most ``MAX_DEMAND_TASKS``.
+    """Return a row for each distinct task of a model, the least held first.
 
-    ``retired`` models, by id, have none. A row holds what a node needs to choose tasks: model,
-    index, sizes, price per step, holders. A task is ``verifiable`` when ``MIN_OPERATORS`` operators
-    hold it in one determinism class; the row's ``operators`` is their number in the class with the
-    most. A node that the argument ``operators`` does not list is its own operator.
+    There are at most ``MAX_DEMAND_TASKS``. Models may share tasks: what each says of one is its
+    developer's word, and may be false. ``retired`` models, by id, have no rows. A row holds what a
+    node needs to choose tasks: model, index, sizes, price per step, holders. A task is
+    ``verifiable`` when ``MIN_OPERATORS`` operators hold it in one determinism class; the row's
+    ``operators`` is their number in the class with the most. A node that the argument ``operators``
+    does not list is its own operator.
     """
     holders: dict[str, int] = defaultdict(int)
     classes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -37,16 +39,16 @@ def compute_demand(
         for task_id in heartbeat.resident:
             holders[task_id] += 1
             classes[task_id][heartbeat.determinism].add(operator)
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
     for manifest in manifests:
         model_id = manifest.model_id
         if model_id in retired:
             continue
         for index, task in enumerate(manifest.tasks):
-            if task.task_id in rows:
+            if (model_id, task.task_id) in rows:
                 continue
             most = max((len(who) for who in classes[task.task_id].values()), default=0)
-            rows[task.task_id] = {
+            rows[model_id, task.task_id] = {
                 "model_id": model_id,
                 "task": index,
                 "task_id": task.task_id,

@@ -168,6 +168,15 @@ async def test_s33_a_long_text_holds_up_no_stream(tokenizer: ModelTokenizer) -> 
         assert tokenizer.is_running
 
 
+def test_s90_a_token_is_no_long_text() -> None:
+    library = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    library.decoder = decoders.Replace("a", "x" * (tuning.TOKEN_CHARS + 1))
+    with closing(ModelTokenizer(library.to_str().encode(), "model packages")) as tokenizer:
+        for ask in (tokenizer.decode, tokenizer.open_stream([1]).extend):
+            with pytest.raises(InvalidModel, match="model packages makes 1025 characters of 1 tok"):
+                ask([0])
+
+
 def test_a_process_that_is_killed_is_named(tokenizer: ModelTokenizer) -> None:
     with closing(ModelTokenizer(FILE, "model packages")) as other:
         os.kill(other._child.pid, signal.SIGKILL)

@@ -39,6 +39,17 @@ def save_parts(
     return paths
 
 
+def test_s89_a_part_leads_to_no_other_file(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_gguf(folder / "m.gguf", forms={"": "F16"})
+    first, second, _ = save_parts(folder / "m.gguf", 3)
+    second.rename(tmp_path / "own.gguf")
+    second.symlink_to("../own.gguf")
+    with pytest.raises(InvalidModel, match="hidden or outside"):
+        read_gguf_parts(first)
+
+
 @pytest.mark.parametrize("first", [0, 5])
 @pytest.mark.parametrize("is_padded", [True, False])
 def test_parts_are_the_model_of_one_file(first: int, is_padded: bool, tmp_path: Path) -> None:

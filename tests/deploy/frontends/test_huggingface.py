@@ -237,6 +237,31 @@ def test_a_shard_outside_the_directory_is_refused(tmp_path: Path) -> None:
         load_model(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "config.json", "tokenizer.json", "model.safetensors"]
+)
+def test_s89_a_models_folder_leads_to_no_other_file(name: str, tmp_path: Path) -> None:
+    folder, other = tmp_path / "model", tmp_path / "passphrase"
+    save_llama(folder)
+    if name == "chat_template.jinja":
+        (folder / name).write_text("secret")
+    (folder / name).rename(other)
+    (folder / name).symlink_to("../passphrase")
+    with pytest.raises(InvalidModel, match="hidden or outside"):
+        load_model(str(folder))
+
+
+def test_the_links_of_hugging_faces_cache_are_followed(tmp_path: Path) -> None:
+    cache = tmp_path / "models--org--name"
+    folder, blobs = cache / "snapshots" / "main", cache / "blobs"
+    save_llama(folder)
+    blobs.mkdir()
+    for path in list(folder.iterdir()):
+        path.rename(blobs / path.name)
+        path.symlink_to(f"../../blobs/{path.name}")
+    load_model(str(folder))
+
+
 FAMILY_FIELDS = [
     ("mistral", {"sliding_window": ...}, "no sliding_window"),
     ("mistral", {"num_key_value_heads": ...}, "no num_key_value_heads"),

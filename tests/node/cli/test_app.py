@@ -33,7 +33,7 @@ from splitup_oracle.config import OracleConfig
 from typer.testing import CliRunner, Result
 
 from splitup.cli.verbs import app as user_app
-from splitup.client.joining import check_rpc_url
+from splitup.client.joining import check_rpc_url, join_network
 from splitup.config import NetworkConfig
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keystore import load_identity
@@ -101,7 +101,7 @@ async def test_stake_status_unstake_and_withdraw(market: NodeMarket) -> None:
     left = await call_json("unstake", "-c", path)
     assert left["unbonding_at_s"] > 0
     leaving = await call("status", "-c", path)
-    assert "leaving" in leaving.output and "unbonding" in leaving.output
+    assert "leaving" in leaving.output and "withdraw --stake" in leaving.output
     assert "unstake --cancel" in await fail_to_run(path)
     early = await call("withdraw", "--stake", "-c", path)
     assert early.exit_code == 1 and "is locked until" in early.output
@@ -150,6 +150,22 @@ async def test_join_makes_a_node_from_a_gateways_url_alone(
 
     again = await call("join", url, *options, "--rpc-url", own_rpc)
     assert again.exit_code == 2 and "exists already" in again.output
+    moved = (tmp_path / "node").rename(tmp_path / "moved")  # as from a backup, to another place
+    assert NodeConfig.load(moved / "node.toml").deployment == moved / "deployment.json"
+    assert (await call("status", "-c", moved / "node.toml")).exit_code == 0
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+async def test_an_interrupted_join_keeps_the_contracts_of_a_key(
+    market: NodeMarket, tmp_path: Path, has_key: bool
+) -> None:
+    url, own_rpc = market.network.gateway.server.url, market.network.rpc_url
+    with pytest.raises(asyncio.CancelledError):
+        async with join_network(url, tmp_path, own_rpc):
+            if has_key:
+                (tmp_path / "keystore.json").touch()
+            raise asyncio.CancelledError
+    assert (tmp_path / "deployment.json").exists() is has_key
 
 
 async def test_users_join_as_nodes_do(market: NodeMarket, tmp_path: Path) -> None:
@@ -303,7 +319,7 @@ async def test_errors_are_one_sentence_with_a_remedy(market: NodeMarket) -> None
     good = path.read_text()
 
     missing = await call("status", "-c", market.root / "none.toml")
-    assert missing.exit_code == 2 and "splitup-node init" in missing.output
+    assert missing.exit_code == 2 and "splitup-node join" in missing.output
 
     (market.root / "broken" / "wrong").write_text("wrong\n")
     (market.root / "broken" / "wrong").chmod(0o600)

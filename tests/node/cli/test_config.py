@@ -82,7 +82,7 @@ def test_unknown_missing_and_broken_are_told_apart(tmp_path: Path) -> None:
     path.write_text("= 3")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         NodeConfig.load(path)
-    with pytest.raises(ConfigurationError, match="splitup-node init"):
+    with pytest.raises(ConfigurationError, match="splitup-node join"):
         NodeConfig.load(tmp_path / "nothing.toml")
 
 

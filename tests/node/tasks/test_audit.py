@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from splitup_node.config import NodeConfig
 from splitup_node.tasks import audit
-from splitup_node.tasks.audit import AuditFailed, AuditReport, check_machine
+from splitup_node.tasks.audit import AuditedTask, AuditFailed, AuditReport, check_machine
 from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor
 from splitup_node.worker.worker_pool import Workers
@@ -143,6 +143,21 @@ async def test_vectors_of_another_task_are_refused(open_tasks: Open, tmp_path: P
     assert loaded_tasks.free_bytes == 10**8  # found out before anything was loaded
 
 
+async def test_s95_false_vectors_of_a_task_stop_no_other_model(
+    open_tasks: Open, tmp_path: Path
+) -> None:
+    manifest, graphs = make_manifest()
+    blob = make_reference(next(iter(graphs.values()))).replace(b'"seed":', b'"seed":1')
+    other = replace_reference(manifest, blob)  # outputs of other inputs
+    for one in (manifest, other):
+        store(tmp_path / "cache", one, blob)
+    loaded_tasks = await open_tasks(tmp_path)
+    with pytest.raises(AuditFailed):
+        await loaded_tasks.ensure(other.model_id, 0)
+    await loaded_tasks.ensure(manifest.model_id, 0)
+    assert len(loaded_tasks.programs) == 1
+
+
 async def test_no_stake_for_a_node_that_no_task_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +168,43 @@ async def test_no_stake_for_a_node_that_no_task_fits(
     config = NodeConfig.load(write(tmp_path, vram="8GB"))
     with pytest.raises(ConfigurationError, match=r"smallest needs 9000000000 bytes.*raise vram in"):
         await check_machine(config)
+
+
+@pytest.mark.parametrize("passed", [0, 1])
+async def test_s92_a_strangers_task_keeps_nobody_from_staking(
+    passed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = AuditedTask("0x1", 0, "a stranger's", "", False, "it does not run here")
+    unknown = AuditedTask("0x2", 0, "another", "", True, "its model has no reference vectors")
+    good = AuditedTask("0x3", 0, "one's own", "equal", True, "")
+
+    async def audit_node(*_: Any, **__: Any) -> AuditReport:
+        return AuditReport({"determinism_class": "a class"}, (bad, unknown, *[good] * passed), 1)
+
+    monkeypatch.setattr(audit, "audit_node", audit_node)
+    config = NodeConfig.load(write(tmp_path))
+    if passed:
+        await check_machine(config)
+        assert "must not serve 1 of 3 tasks, the first of them a stranger's" in caplog.text
+    else:
+        with pytest.raises(ConfigurationError, match=r"must not serve 1 of 2 .*nothing was staked"):
+            await check_machine(config)
+
+
+async def test_s92_a_task_that_cannot_be_tried_is_a_row() -> None:
+    manifest, _ = make_manifest()
+
+    async def fetch_manifest(_: str) -> Manifest:
+        return manifest
+
+    async def fetch_vectors(*_: object) -> None:
+        raise InvalidModel("no reference vectors")
+
+    cache = SimpleNamespace(fetch_manifest=fetch_manifest, fetch_vectors=fetch_vectors)
+    trial = audit._Trial(cast(Any, None), cast(Any, cache), 10**8, lambda _: None)
+    rows = await trial.run_model(manifest.model_id)
+    assert [row.may_serve for row in rows] == [False, False]
+    assert rows[0].detail == "it does not run here: no reference vectors"
 
 
 async def test_what_is_off_the_market_is_tried_only_by_name() -> None:

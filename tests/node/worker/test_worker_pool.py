@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from splitup_node.worker.worker_pool import Workers
 
 from splitup.backend.compiler.compile_server import CompileServer
 from splitup.core.errors import ConfigurationError, SplitUpError
-from splitup.graph.ir import Graph
+from splitup.graph.ir import Graph, parse_graph, remove_names
 from tests.builders import HANG_S
 from tests.node.graphs import make_accumulator, make_sum
 from tests.node.network import get_pids
@@ -88,21 +89,24 @@ async def test_programs_run_on_the_worker_that_loaded_them_with_separate_states(
     assert await run(workers, 1, programs[1], [5, 5]) == [5, 5]
 
 
-async def test_workers_share_the_kernel_cache(
+async def test_s18_workers_share_kernels_of_tasks_that_differ_in_names_alone(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(tmp_path, make_sum(3))
-    compiled: list[bytes] = []
+    """What compiles sees no names: those of one task cannot decide about another's code."""
+    graph = make_sum(3)
+    compiled: list[Graph] = []
     compile_once = CompileServer.compile
 
     async def note(self: CompileServer, graph: bytes, *told: Any, is_noisy: bool) -> bytes:
-        compiled.append(graph)
+        compiled.append(parse_graph(graph))
         return await compile_once(self, graph, *told, is_noisy=is_noisy)
 
     monkeypatch.setattr(CompileServer, "compile", note)
-    for worker in (0, 1):
-        await workers.load(worker, path, None)
-    assert compiled == [path.read_bytes()]
+    for worker, name in enumerate("vw"):
+        path = write(tmp_path, replace(graph, outputs=(replace(graph.outputs[0], name=name),)))
+        program = (await workers.load(worker, path, None))["program"]
+        assert await run(workers, 20 + worker, program, [1, 2, 3], [4, 5, 6]) == [5, 7, 9]
+    assert compiled == [remove_names(graph)]
 
 
 async def test_f25_the_death_of_one_worker_does_not_affect_the_other(

@@ -23,6 +23,7 @@ from splitup.core.errors import (
     StorageUnavailable,
 )
 from splitup.crypto.keys import Identity, generate_identity
+from splitup.crypto.keystore import write_secret_file
 from splitup.graph.manifest import Manifest
 from splitup.messages import api
 from splitup.messages.base import CLIENT
@@ -592,6 +593,22 @@ async def test_bad_configuration_is_named(
     path = write_config(network, tmp_path, **change)
     with pytest.raises(ConfigurationError, match=reason):
         await start_gateway(GatewayConfig.load(path))
+
+
+async def test_a_store_that_refuses_the_secret_is_named(
+    network: Network, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await network.gateway.check_store()
+    assert not caplog.records
+    wrong = tmp_path / "wrong.json"
+    write_secret_file(wrong, b'{"access_key": "a", "secret_key": "b"}', what="S3 credentials file")
+    path = write_config(network, tmp_path, credentials=str(wrong))
+    gateway = await start_gateway(GatewayConfig.load(path))
+    try:
+        await gateway.check_store()
+    finally:
+        await gateway.close()
+    assert "answered 403" in caplog.text and "check s3_endpoint" in caplog.text
 
 
 async def test_the_command_serves_until_it_is_told_to_stop(

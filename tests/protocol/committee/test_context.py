@@ -83,6 +83,22 @@ def test_the_content_store_asks_for_what_is_missing_once_a_second() -> None:
     assert content_store.ask(manifest.model_id, "0x11", 6.0) == wanted[1:]
 
 
+def test_s94_strangers_models_displace_none_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "MAX_MANIFESTS", 4)
+    content_store = ContentStore()
+    used, idle, *strangers = [make_chain_manifest(count) for count in range(1, 8)]
+    for manifest in (used, idle):
+        content_store.add_manifest(manifest)
+    assert content_store.use_manifest(used.model_id) == used
+    for manifest in strangers:
+        content_store.add_manifest(manifest)
+    assert content_store.manifests() == [used, *strangers[-3:]]
+    for manifest in strangers:  # whoever pays for executions, too, has half of the places
+        content_store.use_manifest(manifest.model_id)
+    content_store.add_manifest(idle)
+    assert content_store.manifests() == [*strangers[-3:], idle]
+
+
 @pytest.mark.parametrize("signers", [(0, 1, 2), (1, 2, 3), (3, 0, 2), (0, 1, 2, 3)])
 def test_any_quorum_of_shares_gives_the_same_seed(signers: tuple[int, ...]) -> None:
     collector = ThresholdSignatureCollector(ALPHA)

@@ -36,6 +36,7 @@ from splitup.protocol.committee.peer_messages import (
     PlanVote,
 )
 from splitup.protocol.planning.plan_agreement import PlanAgreement
+from tests.builders import make_chain_manifest
 from tests.protocol.machines import (
     CHEAP,
     EXECUTION,
@@ -132,6 +133,15 @@ def test_missing_contents_are_fetched_and_the_plan_follows_when_they_are_here() 
     assert find(agreement.process_contents(0.5), Gossip) == []
     store.add_manifest(make_plan_context().manifest)
     assert get_vote(agreement.process_contents(0.6)).execution_id == EXECUTION
+
+
+def test_s94_the_manifest_of_a_planned_execution_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "MAX_MANIFESTS", 4)
+    agreement = make_agreement()
+    agree(agreement)
+    for count in range(20, 30):  # models of strangers, whom nobody asks
+        agreement._context.contents.add_manifest(make_chain_manifest(count))
+    assert agreement._context.contents.find_manifest(REQUEST.model_id) is not None
 
 
 def test_share_and_vote_are_repeated_until_there_is_a_certificate() -> None:

@@ -56,11 +56,23 @@ def test_a22_a_task_of_fewer_than_three_operators_is_flagged() -> None:
     assert show({}) == (4, 2, False), "nodes of two classes cannot check each other"
 
 
-def test_a_task_of_two_models_is_listed_once_and_the_list_is_bounded(
+def test_s95_false_words_about_a_task_hide_no_others() -> None:
+    honest = make_chain_manifest(3)
+    tasks = [task.model_copy(update={"vram_bytes": 2**50}) for task in honest.tasks]
+    false = honest.model_copy(update={"tasks": tuple(tasks)})
+    rows = compute_demand([false, honest], [])
+    assert {(row["model_id"], row["vram_bytes"]) for row in rows} == {
+        (false.model_id, 2**50),
+        (honest.model_id, 1000),
+    }
+
+
+def test_a_models_task_is_listed_once_and_the_list_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    manifests = [make_chain_manifest(3), make_chain_manifest(5)]
-    assert len(compute_demand(manifests, [])) == 5
+    manifest = make_chain_manifest(3)
+    manifests = [manifest.model_copy(update={"tasks": manifest.tasks * 2}), make_chain_manifest(5)]
+    assert len(compute_demand(manifests, [])) == 8
     monkeypatch.setattr(limits, "MAX_DEMAND_TASKS", 2)
     assert len(compute_demand(manifests, [])) == 2
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
+from splitup_deploy.frontends.own_files import check_own
 from splitup_deploy.frontends.weight_sources import FileSlice
 
 Scalar = int | float | bool | str
@@ -329,7 +330,7 @@ def read_gguf_parts(path: Path) -> GgufFile:
     tensors = dict(first.tensors)
     _check_metadata(first, 0, first.metadata)
     for number, other in enumerate(paths[1:], 1):
-        part = read_gguf(other)
+        part = read_gguf(check_own(other))
         _check_metadata(part, number, first.metadata)
         if twice := tensors.keys() & part.tensors.keys():
             raise InvalidModel(f"'{other}' has the tensor '{min(twice):.80}' of a part before it")

@@ -15,6 +15,7 @@ from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec, validate_safetensors
 from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig, Quantised
+from splitup_deploy.frontends.own_files import check_own
 from splitup_deploy.frontends.pytorch.state_files import read_state_file
 from splitup_deploy.frontends.recognition import STATE_SUFFIXES
 from splitup_deploy.frontends.weight_sources import (
@@ -69,7 +70,7 @@ class DirectoryWeights(StoredWeights):
         self._tensors: dict[str, WeightSource] = {}
         files, read = _find_files(directory)
         for path in files:
-            for name, source in read(path).items():
+            for name, source in read(check_own(path)).items():
                 usual = rename(name)
                 if usual in self._tensors:
                     raise InvalidModel(f"weight {name!r:.120} is in two files of '{directory}'")
@@ -233,7 +234,7 @@ def _name(source: WeightSource, name: str) -> WeightSource:
 def read_json(path: Path, limit: int) -> dict[str, Any]:
     """Return the JSON object in a file of at most ``limit`` bytes; raises InvalidModel."""
     try:
-        size = path.stat().st_size
+        size = check_own(path).stat().st_size
         if size > limit:
             raise InvalidModel(f"'{path}' has {size} bytes; more than {limit} is no real one")
         value = parse_json(path.read_bytes(), max_values=size, max_growth=limits.DENSE_GROWTH)

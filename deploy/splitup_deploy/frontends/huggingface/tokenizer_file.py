@@ -11,6 +11,7 @@ from splitup.core.errors import InvalidModel
 from splitup.graph.manifest import ChatInfo
 from splitup_deploy.frontends.chat import choose_template, make_chat
 from splitup_deploy.frontends.huggingface.checkpoint import read_json
+from splitup_deploy.frontends.own_files import check_own
 
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _GENERAL: Final = ("TokenizersBackend", "PreTrainedTokenizer", "LlamaTokenizer")  # take the file's
@@ -129,10 +130,10 @@ def read_chat(directory: Path) -> tuple[ChatInfo | None, tuple[str, ...]]:
 def _find_templates(directory: Path, table: dict[str, Any]) -> dict[str, Any]:
     """Return the templates by their names; one without a name is called "default"."""
     found: dict[str, Any] = {}
-    if (template := _read_file(directory / "chat_template.jinja")) is not None:
+    if (template := _read_file(directory / "chat_template.jinja", directory)) is not None:
         found["default"] = template
     for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = _read_file(path)
+        found[path.stem] = _read_file(path, directory)
     if found:
         return found
     template = table.get("chat_template")
@@ -145,11 +146,11 @@ def _find_templates(directory: Path, table: dict[str, Any]) -> dict[str, Any]:
     return {} if template is None else {"default": template}
 
 
-def _read_file(path: Path) -> str | None:
+def _read_file(path: Path, directory: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        with path.open(encoding="utf-8") as file:
+        with check_own(path, directory).open(encoding="utf-8") as file:
             return file.read(limits.MAX_CHAT_TEMPLATE_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidModel(f"'{path}' cannot be read: {error}") from None

@@ -33,6 +33,7 @@ from splitup_deploy.frontends.onnx.protobuf_reader import (
     ProtobufReader,
     Span,
 )
+from splitup_deploy.frontends.own_files import check_own
 from splitup_deploy.frontends.weight_sources import FileSlice
 
 DTYPES: Final[dict[int, str]] = {
@@ -335,12 +336,11 @@ class _Reader(ProtobufReader):
     def find_external(self, external: dict[str, str], name: str, nbytes: int) -> FileSlice:
         """Return the place of a tensor's data in another file of the model's directory."""
         location = external.get("location", "")
-        root = self.path.parent.resolve()
         bad = not location or "\0" in location or "\\" in location or Path(location).is_absolute()
         self.expect(not bad, f"keeps tensor '{name:.80}' in {location!r:.80}")
-        path = (root / location).resolve()
+        path = check_own(self.path.parent / location, self.path.parent)
         self.expect(
-            path.is_relative_to(root) and path.is_file(),
+            path.is_file(),
             f"keeps tensor '{name:.80}' in {location!r:.80}, which is no file beside it",
         )
         texts = external.get("offset", "0"), external.get("length", str(nbytes))

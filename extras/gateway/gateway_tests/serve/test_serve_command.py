@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from splitup_gateway.commands.serve import list_waits
+import pytest
+from splitup_gateway.commands.serve import add_models, list_waits
+from splitup_gateway.http_server import ApiServer
 
 from splitup.client.network import Network
+from splitup.core.errors import InvalidInput
 from splitup.messages.snapshots import ModelHolders
 
 
@@ -25,3 +28,25 @@ class Looking:
 def test_a_model_that_nodes_still_load_is_named() -> None:
     said = asyncio.run(list_waits(cast("Network", Looking()), ["held", "fresh"]))
     assert said == ["requests for fresh wait until nodes hold it: loading 7 of 12 tasks"]
+
+
+class Serving:
+    """A server that cannot read the tokenizer of one model."""
+
+    async def add_model(self, name: str, draft: str | None = None) -> None:
+        if name == "hostile":
+            raise InvalidInput("its tokenizer cannot be read")
+
+
+def test_s91_a_strangers_model_is_left_out_and_ends_no_server() -> None:
+    drafts: dict[str, str | None] = {"good": None, "hostile": None}
+    api = cast("ApiServer", Serving())
+    said = asyncio.run(add_models(api, drafts, are_named=False))
+    assert said == ["not served: hostile: its tokenizer cannot be read"]
+    assert list(drafts) == ["good"]
+
+
+def test_a_model_that_was_named_ends_a_server_that_cannot_serve_it() -> None:
+    drafts: dict[str, str | None] = {"good": None, "hostile": None}
+    with pytest.raises(InvalidInput, match="its tokenizer cannot be read"):
+        asyncio.run(add_models(cast("ApiServer", Serving()), drafts, are_named=True))

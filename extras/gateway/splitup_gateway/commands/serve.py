@@ -28,6 +28,7 @@ from splitup_gateway.commands.keys import (
 if TYPE_CHECKING:
     from splitup.client.network import Network
     from splitup_gateway.access import Access
+    from splitup_gateway.http_server import ApiServer
 
 DEFAULT_PORT: Final = 8000
 
@@ -182,7 +183,8 @@ async def command(
         list[str] | None,
         typer.Argument(
             metavar="MODEL...",
-            help="Names or ids of text models; by default all that nodes hold now.",
+            help="Names or ids of text models; by default all that nodes hold now, without "
+            "executions kept open for them.",
         ),
     ] = None,
     keys: KeysFlag = None,
@@ -229,6 +231,29 @@ async def _find_models(net: Network) -> list[str]:
     )
 
 
+async def add_models(
+    api: ApiServer, drafts: dict[str, str | None], *, are_named: bool
+) -> list[str]:
+    """Serve the models, and return a sentence for each that cannot be, which leaves ``drafts``.
+
+    Raises what is wrong with one that was named; models of strangers do not end a server.
+    """
+    from splitup.core.errors import InvalidInput, SplitUpError
+
+    said = []
+    for model, draft in list(drafts.items()):
+        try:
+            await api.add_model(model, draft)
+        except SplitUpError as error:
+            if are_named:
+                raise
+            said.append(f"not served: {model}: {error}")
+            del drafts[model]
+    if not drafts:
+        raise InvalidInput("; ".join(said))
+    return said
+
+
 async def list_waits(net: Network, models: Collection[str]) -> list[str]:
     """Return a sentence for each model that nodes do not hold yet, with how far they are."""
     from splitup.client.market.holders import describe_holders
@@ -251,7 +276,6 @@ async def _serve(
     access: Access,
     index_url: str,
 ) -> None:
-    from splitup_private.split import messages as split
 
     from splitup.client.connection import SplitUp
     from splitup.client.leases import LeaseOptions
@@ -265,8 +289,9 @@ async def _serve(
     from splitup_gateway.split.sessions import SessionOptions
     from splitup_gateway.timelines import Timelines
 
+    warm = serving.warm if models else 0  # no money is locked for models that nobody asked for
     options = LeaseOptions(
-        serving.most, serving.warm, serving.steps, serving.seconds, verify=serving.verify
+        serving.most, warm, serving.steps, serving.seconds, verify=serving.verify
     )
     stopped = asyncio.Event()
     timelines = Timelines()
@@ -282,8 +307,8 @@ async def _serve(
         folder = find_streams_folder(config, listen.host, listen.port)
         api = ApiServer(net, options, access, timelines, offered, folder)
         try:
-            for model, draft in drafts.items():
-                await api.add_model(model, draft)
+            for sentence in await add_models(api, drafts, are_named=bool(models)):
+                output.say(sentence)
             if serving.is_private and not api.private_models:
                 raise InvalidInput(
                     "no model here is private; register one with: splitup-deploy register "
@@ -303,7 +328,7 @@ async def _serve(
                 output.say(sentence)
             if api.private_models:
                 found = ", ".join(api.private_models)
-                output.say(f"for devices that keep the text: {found} at {server.url}{split.PATH}")
+                output.say(f"for devices that keep the text: {found}; page: {server.url}/private")
             output.say(f"page: {server.url}")
             output.hint("Ctrl-C: stop")
             with catch_signals(stopped):
