@@ -172,6 +172,7 @@ ROWS: Final = {
     "S93": "a model whose name is given to a dearer one, while a server sells the first",
     "S94": "hundreds of models that nobody uses, for which members forget the others",
     "S95": "a model with another one's tasks, and false words about them",
+    "S96": "executions that nobody uses, which reserve all stakes until their deadline",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)

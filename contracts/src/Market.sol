@@ -47,6 +47,7 @@ contract Market is IMarket, Ownable2Step {
     uint256 internal constant MAX_FREEZE_S = 30 days; // bounds the damage of a mistyped time
     uint256 internal constant COMMIT_GRACE_S = 30; // after a deadline, for what was agreed on before it: slow blocks
     uint256 internal constant LAST_CALL_S = 30; // before a deadline; from then on nobody waits for an executor's stake
+    uint256 internal constant LEAST_RESERVED = 100e6; // what the place among the members' 4,096 executions counts as
 
     bytes32 internal constant DOMAIN_TYPEHASH =
         keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
@@ -87,6 +88,7 @@ contract Market is IMarket, Ownable2Step {
     IModelRegistry public immutable models;
     /// @notice The contract that checks parameters.
     MarketRules public immutable rules;
+    uint256 internal immutable _exposureFloor;
 
     /// @inheritdoc IMarket
     address public treasury;
@@ -122,6 +124,7 @@ contract Market is IMarket, Ownable2Step {
         nodes = nodes_;
         models = models_;
         rules = new MarketRules(nodes_);
+        _exposureFloor = nodes_.EXPOSURE_FLOOR();
         treasury = owner_;
         emit TreasurySet(owner_);
         _setParameters(parameters_);
@@ -311,13 +314,16 @@ contract Market is IMarket, Ownable2Step {
         require(block.timestamp >= earliest, NotRefundable(executionId, earliest));
 
         execution.status = Status.Refunded;
+        if (status == Status.Requested) execution.reservation = 0; // without a plan no stake was reserved
+        uint32 reservation = execution.reservation;
         uint96 amount = execution.maxPrice;
-        _credit(execution.client, amount);
+        _credit(execution.client, amount - reservation);
+        _credit(treasury, reservation); // not to the members, who would gain by settling nothing
         Totals memory totals = _totals;
         totals.balances += amount;
         totals.locked -= amount;
         _totals = totals;
-        emit Refunded(executionId, execution.client, amount);
+        emit Refunded(executionId, execution.client, amount - reservation, reservation);
     }
 
     /// @inheritdoc IMarket
@@ -370,20 +376,19 @@ contract Market is IMarket, Ownable2Step {
     }
 
     /// @inheritdoc IMarket
-    function quote(bytes32 modelId, uint32 steps) public view returns (uint256) {
-        (uint256 executors, uint256 verification, uint256 fee) = quoteParts(modelId, steps);
-        return executors + verification + fee;
-    }
-
-    /// @inheritdoc IMarket
-    function quoteParts(bytes32 modelId, uint32 steps)
+    function quoteParts(bytes32 modelId, uint32 steps, uint32 durationS)
         public
         view
-        returns (uint256 executors, uint256 verification, uint256 fee)
+        returns (uint256 executors, uint256 verification, uint256 fee, uint256 reservation)
     {
-        executors = Math.ceilDiv(models.pricePerStep(modelId) * steps, NANO_PER_MICRO);
+        (uint256 pricePerStep, uint256 tasks) = models.termsOf(modelId);
+        Parameters storage p = _parameters;
+        executors = Math.ceilDiv(pricePerStep * steps, NANO_PER_MICRO);
         verification = executors;
-        fee = (executors + verification) * _parameters.feeBps / BPS;
+        uint256 stake = tasks * _exposureFloor + executors * p.slashMilli / p.rewardMilli;
+        reservation = Math.ceilDiv(Math.max(stake, LEAST_RESERVED) * durationS * p.reservationBps, BPS * 365 days);
+        reservation = Math.min(reservation, type(uint32).max);
+        fee = Math.max((executors + verification) * p.feeBps / BPS, reservation);
     }
 
     /// @inheritdoc IMarket
@@ -538,8 +543,7 @@ contract Market is IMarket, Ownable2Step {
         uint256 left = execution.maxPrice;
         require(paid <= left, Overpaid(executionId, paid, left));
         left -= paid;
-        uint256 fee = paid * execution.feeBps / BPS;
-        if (fee > left) fee = left;
+        uint256 fee = Math.min(left, Math.max(paid * execution.feeBps / BPS, _reservedUntilNow(execution)));
         left -= fee;
         uint256 slashed;
         if (s.slashes.length > 0) {
@@ -584,6 +588,12 @@ contract Market is IMarket, Ownable2Step {
         return execution.deadline + execution.settlementGraceS;
     }
 
+    /// @dev The part of the reservation for the time that has passed, rounded up.
+    function _reservedUntilNow(Execution storage execution) internal view returns (uint256) {
+        uint256 leftS = execution.deadline > block.timestamp ? execution.deadline - block.timestamp : 0;
+        return Math.ceilDiv(execution.reservation * (execution.durationS - leftS), execution.durationS);
+    }
+
     function _requireAtMost(uint256 count, uint256 maximum) internal pure {
         require(count <= maximum, TooMany(count, maximum));
     }
@@ -611,7 +621,7 @@ contract Market is IMarket, Ownable2Step {
     function _open(Request memory request) internal returns (bytes32 executionId) {
         Totals memory totals = _totals;
         require(!totals.paused, RequestsPaused());
-        _checkRequest(request);
+        uint256 reservation = _checkRequest(request);
         executionId = executionIdOf(request.client, request.nonce);
         Execution storage execution = _executions[executionId];
         require(execution.status == Status.Unknown, NonceUsed(request.client, request.nonce));
@@ -622,7 +632,9 @@ contract Market is IMarket, Ownable2Step {
         _totals = totals;
         execution.client = request.client;
         execution.steps = request.steps;
-        execution.deadline = request.deadline;
+        execution.deadline = SafeCast.toUint40(request.deadline);
+        execution.durationS = SafeCast.toUint24(request.deadline - block.timestamp); // at most 30 days
+        execution.reservation = SafeCast.toUint32(reservation);
         execution.maxPrice = request.maxPrice;
         execution.configuration = SafeCast.toUint32(committee.configuration());
         execution.settlementGraceS = uint24(_parameters.settlementGraceS); // at most 30 days
@@ -651,7 +663,8 @@ contract Market is IMarket, Ownable2Step {
         );
     }
 
-    function _checkRequest(Request memory request) internal view {
+    /// @return What the committee gets at least if the execution gets a plan and lasts to its deadline.
+    function _checkRequest(Request memory request) internal view returns (uint256) {
         Parameters storage p = _parameters;
         require(request.steps > 0 && request.steps <= MAX_STEPS, StepsInvalid(request.steps, MAX_STEPS));
         uint256 earliest = block.timestamp + p.minDeadlineS;
@@ -660,13 +673,16 @@ contract Market is IMarket, Ownable2Step {
             request.deadline >= earliest && request.deadline <= latest,
             DeadlineInvalid(request.deadline, earliest, latest)
         );
-        uint256 required = quote(request.modelId, request.steps);
-        if (required < p.minPrice) required = p.minPrice;
+        uint32 durationS = SafeCast.toUint32(request.deadline - block.timestamp);
+        (uint256 executors, uint256 verification, uint256 fee, uint256 reserved) =
+            quoteParts(request.modelId, request.steps, durationS);
+        uint256 required = executors + verification + fee;
         require(request.maxPrice >= required, PriceTooLow(request.maxPrice, required));
         require(
             request.verifyBps >= p.samplingBps && request.verifyBps <= BPS,
             ShareInvalid(request.verifyBps, p.samplingBps)
         );
+        return reserved;
     }
 
     function _acceptPlan(

@@ -40,7 +40,8 @@ contract MarketRules {
         _require(p.settlementGraceS <= MAX_GRACE_S, "settlementGraceS");
         _require(p.maxDeadlineS <= MAX_DEADLINE_S, "maxDeadlineS");
         _require(p.minDeadlineS > 0 && p.minDeadlineS <= p.maxDeadlineS, "minDeadlineS");
-        _require(p.minPrice > 0, "minPrice");
+        _require(p.reservationBps > 0 && p.reservationBps <= BPS, "reservationBps");
+        _require(p.rewardMilli > 0, "rewardMilli"); // prices are divided by it
         uint256 found = p.samplingBps * (BPS - p.collusionBps) ** p.tieBreakers; // p (1-r)^k
         uint256 one = BPS ** (uint256(p.tieBreakers) + 1); // the unit of `found`
         uint256 loss = found * (uint256(p.rewardMilli) + p.slashMilli);

@@ -71,10 +71,10 @@ contract ModelRegistry is IModelRegistry {
     }
 
     /// @inheritdoc IModelRegistry
-    function pricePerStep(bytes32 modelId) external view returns (uint256) {
+    function termsOf(bytes32 modelId) external view returns (uint256 pricePerStep, uint256 taskCount) {
         Model storage model = _models[modelId];
         require(model.developer != address(0), UnknownModel(modelId));
-        return model.pricePerStep;
+        return (model.pricePerStep, model.taskCount);
     }
 
     /// @inheritdoc IModelRegistry

@@ -42,6 +42,7 @@ abstract contract Base {
     uint96 internal constant FLOOR = 5e6; // NodeRegistry.EXPOSURE_FLOOR
     uint96 internal constant RESERVE = 100e6; // NodeRegistry.VALIDATION_RESERVE
     uint96 internal constant PRICE = 3e6;
+    uint32 internal constant RESERVATION = 51; // of a request of Base: 20 % a year of 133 USDC, for 60 s
     uint64 internal constant COMMIT_GRACE = 30; // Market.COMMIT_GRACE_S
     uint64 internal constant LAST_CALL = 30; // Market.LAST_CALL_S
     uint64 internal constant UNBONDING = 7 days;
@@ -120,7 +121,7 @@ abstract contract Base {
             settlementGraceS: 1 hours,
             minDeadlineS: 5,
             maxDeadlineS: 1 days,
-            minPrice: 1000
+            reservationBps: 2000
         });
     }
 

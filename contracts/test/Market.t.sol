@@ -131,16 +131,36 @@ contract MarketTest is MarketBase {
 
     function test_a24_dust_requests_are_refused() public {
         models.register(keccak256("free"), "free", makeTasks(1, 0), makeChain(1));
-        refuse(abi.encodeWithSelector(IMarket.PriceTooLow.selector, 999, 1000));
-        tryRequest(keccak256("free"), 1, 999, block.timestamp + 60, 1);
+        refuse(abi.encodeWithSelector(IMarket.PriceTooLow.selector, 38, 39)); // 20 % of 100 USDC for a minute
+        tryRequest(keccak256("free"), 1, 38, block.timestamp + 60, 1);
+        refuse(abi.encodeWithSelector(IMarket.PriceTooLow.selector, 0, 4));
+        tryRequest(keccak256("free"), 1, 0, block.timestamp + 5, 1);
     }
 
-    function test_the_quote_is_the_sum_of_its_parts() public view {
-        (uint256 executors, uint256 verification, uint256 fee) = market.quoteParts(MODEL, 3);
+    function test_the_parts_of_the_quote() public view {
+        (uint256 executors, uint256 verification, uint256 fee, uint256 reservation) = market.quoteParts(MODEL, 3, 60);
         assertEq(executors, 3e6);
         assertEq(verification, 3e6);
         assertEq(fee, 0.06e6);
-        assertEq(market.quote(MODEL, 3), 6.06e6);
+        assertEq(reservation, 115); // 20 % of ten floors and 250 USDC, rounded up
+        (,, fee, reservation) = market.quoteParts(MODEL, 3, 1 days);
+        assertEq(fee, reservation); // more than 1 % of what is paid
+        assertEq(reservation, 164_384);
+    }
+
+    /// @dev For all models and times: not less than for what a plan exposes, and it fits its storage.
+    function testFuzz_the_reservation_is_for_the_stake(uint16 count, uint64 price, uint16 asked, uint32 time) public {
+        uint256 tasks = uint256(count) % 32 + 1;
+        uint32 steps = uint32(asked) + 1;
+        bytes32 model = keccak256("any");
+        models.register(model, "any", makeTasks(tasks, price), new uint32[](0));
+        uint256 penalty = uint256(price) * steps * 100_000 / (1200 * 1000); // `compute_penalty` in exposure.py
+        uint256 stake = tasks * (FLOOR + penalty);
+        time %= 30 days;
+        (,,, uint256 reservation) = market.quoteParts(model, steps, time);
+        uint256 least = (stake > 100e6 ? stake : 100e6) * time / 365 days / 5;
+        require(reservation >= (least < type(uint32).max ? least : type(uint32).max), "too little");
+        require(reservation <= type(uint32).max, "it does not fit");
     }
 
     function test_a24_a_quote_below_a_micro_usdc_is_rounded_up() public {
@@ -149,7 +169,7 @@ contract MarketTest is MarketBase {
         uint32[4] memory steps = [uint32(1), 25, 26, 65536]; // 0.04, 1, 1.04 and 2621.44 micro-USDC
         uint16[4] memory whole = [1, 1, 2, 2622];
         for (uint256 i; i < steps.length; ++i) {
-            (uint256 executors, uint256 verification,) = market.quoteParts(model, steps[i]);
+            (uint256 executors, uint256 verification,,) = market.quoteParts(model, steps[i], 60);
             assertEq(executors, whole[i]);
             assertEq(verification, whole[i]);
         }
@@ -167,18 +187,19 @@ contract MarketTest is MarketBase {
         }
         bytes32 model = keccak256("any");
         models.register(model, "any", tasks, new uint32[](0));
-        (uint256 executors, uint256 verification, uint256 fee) = market.quoteParts(model, steps);
+        (uint256 executors, uint256 verification, uint256 fee,) = market.quoteParts(model, steps, 60);
         require(executors >= earned && verification >= earned && fee >= 2 * earned / 100, "not covered");
-        assertEq(market.quote(model, steps), executors + verification + fee);
-        require(market.quote(model, steps) <= type(uint96).max, "no request could lock this much");
+        require(executors + verification + fee <= type(uint96).max, "no request could lock this much");
     }
 
     function test_the_dearest_model_can_be_requested() public {
         bytes32 model = keccak256("dearest");
         models.register(model, "dearest", makeTasks(1024, type(uint64).max), makeChain(1024));
-        (uint256 executors,,) = market.quoteParts(model, 65536);
+        (uint256 executors, uint256 verification, uint256 fee, uint256 reservation) =
+            market.quoteParts(model, 65536, 30 days);
         assertEq(executors, (uint256(type(uint64).max) * 1024 * 65536 + 999) / 1000);
-        require(market.quote(model, 65536) <= type(uint96).max);
+        require(executors + verification + fee <= type(uint96).max);
+        assertEq(reservation, type(uint32).max);
     }
 
     function test_pausing_only_stops_new_requests() public {
@@ -401,7 +422,7 @@ contract MarketTest is MarketBase {
         market.commitExecution(id, SALT, exposures, signatures);
         vm.warp(block.timestamp + 60 + COMMIT_GRACE); // no settlement grace, because there are no commitments
         market.refund(id);
-        assertEq(market.balanceOf(client), 1000e6);
+        assertEq(market.balanceOf(client), 1000e6 - RESERVATION);
         assertEq(nodes.nodeOf(node[0]).locked, 0);
         assertConserved();
     }
@@ -755,6 +776,52 @@ contract MarketTest is MarketBase {
         assertConserved();
     }
 
+    function test_s96_an_execution_that_nobody_uses_pays_the_stake_that_its_plan_reserved() public {
+        bytes32 id = request(1);
+        submitPlan(id, 2);
+        vm.warp(market.refundableAt(id));
+        market.refund(id);
+        assertEq(market.balanceOf(client), 1000e6 - RESERVATION);
+        assertEq(market.balanceOf(address(this)), RESERVATION); // the treasury: members gain nothing by settling nothing
+        assertEq(market.totalFees(), 0);
+        assertEq(market.executionOf(id).reservation, RESERVATION);
+        assertConserved();
+    }
+
+    function test_a_request_without_a_plan_pays_nothing() public {
+        bytes32 id = request(1);
+        assertEq(market.executionOf(id).reservation, RESERVATION);
+        vm.warp(market.refundableAt(id));
+        market.refund(id);
+        assertEq(market.balanceOf(client), 1000e6);
+        assertEq(market.executionOf(id).reservation, 0);
+    }
+
+    /// @dev Who opens an execution, uses nothing of it and ends it pays for the time until the settlement.
+    function test_s96_an_execution_that_is_settled_unused_pays_for_its_time() public {
+        uint64[4] memory waits = [uint64(0), 1, 30, 600]; // of 60 s to the deadline
+        uint32[4] memory fees = [0, 1, 26, RESERVATION]; // rounded up
+        for (uint256 i; i < waits.length; ++i) {
+            bytes32 id = request(uint64(i + 1));
+            submitPlan(id, 2);
+            commitAll(id, 2);
+            vm.warp(block.timestamp + waits[i]);
+            uint256 before = market.totalFees();
+            settle(id, makeSettlement(0, 0, 0));
+            assertEq(market.totalFees() - before, fees[i]);
+        }
+        assertConserved();
+    }
+
+    function test_the_fee_of_what_is_paid_covers_the_reservation() public {
+        bytes32 id = request(1);
+        submitPlan(id, 1);
+        vm.warp(block.timestamp + 60);
+        settle(id, makeSettlement(1e6, 0, 0));
+        assertEq(market.totalFees(), 10_000);
+        assertConserved();
+    }
+
     function test_calls_for_unknown_executions_are_refused() public {
         bytes memory reason = abi.encodeWithSelector(IMarket.StatusInvalid.selector, bytes32(0), Status.Unknown);
         refuse(reason);
@@ -838,8 +905,13 @@ contract MarketTest is MarketBase {
         p.maxDeadlineS = 30 days + 1;
         refuseParameters(p, "maxDeadlineS");
         p = defaultParameters();
-        p.minPrice = 0;
-        refuseParameters(p, "minPrice");
+        p.reservationBps = 0; // stake could be reserved for nothing
+        refuseParameters(p, "reservationBps");
+        p.reservationBps = 10_001;
+        refuseParameters(p, "reservationBps");
+        p = defaultParameters();
+        p.rewardMilli = 0;
+        refuseParameters(p, "rewardMilli");
     }
 
     function refuseParameters(Parameters memory p, string memory name) internal {

@@ -16,11 +16,13 @@ contract MarketHandler is MarketBase {
     address internal constant OTHER_TREASURY = address(0x7EA5);
 
     struct Terms {
-        uint64 deadline;
+        uint40 deadline;
+        uint24 durationS;
         uint32 configuration;
         uint24 settlementGraceS;
         uint16 feeBps;
         uint16 treasuryBps;
+        uint32 reservation;
     }
 
     bytes32[] internal _ids;
@@ -128,8 +130,7 @@ contract MarketHandler is MarketBase {
             slashed += lost;
         }
         uint256 paid = amountOf(s.payouts[0]);
-        uint256 fee = paid * _opened[id].feeBps / 10_000;
-        if (market.totalFees() - fees != (fee < PRICE - paid ? fee : PRICE - paid)) _violation = "another fee";
+        if (market.totalFees() - fees != _feeOf(id, paid)) _violation = "another fee";
         uint256 given = market.balanceOf(node[1]) - balance;
         if (given > slashed * (10_000 - _opened[id].treasuryBps) / 10_000) _violation = "too little for the treasury";
         _settlements[id].payouts = s.payouts;
@@ -140,7 +141,11 @@ contract MarketHandler is MarketBase {
     }
 
     function refund(uint256 which) external {
-        market.refund(_pick(which));
+        bytes32 id = _pick(which);
+        uint256 balance = market.balanceOf(client);
+        market.refund(id);
+        uint256 kept = _planned[id] > 0 ? _opened[id].reservation : 0;
+        if (market.balanceOf(client) - balance != PRICE - kept) _violation = "another refund";
     }
 
     function wait(uint16 later) external {
@@ -167,6 +172,7 @@ contract MarketHandler is MarketBase {
 
     function change(uint16 fee, uint16 treasury, uint32 grace, uint32 longest, bool paused) external {
         Parameters memory p = defaultParameters();
+        p.reservationBps = uint16(uint256(longest) % 10_000 + 1);
         p.feeBps = fee % 1001;
         p.treasuryBps = treasury % 10_000 + 1;
         p.settlementGraceS = grace % 2 days;
@@ -190,6 +196,8 @@ contract MarketHandler is MarketBase {
         for (uint256 i; i < _ids.length; ++i) {
             bytes32 id = _ids[i];
             Execution memory execution = market.executionOf(id);
+            bool isUnplanned = execution.status == Status.Refunded && _planned[id] == 0;
+            if (isUnplanned) execution.reservation = _opened[id].reservation;
             require(keccak256(abi.encode(_termsOf(execution))) == keccak256(abi.encode(_opened[id])), "other terms");
             if (execution.status == Status.Requested || execution.status == Status.Planned) open_ += execution.maxPrice;
             if (execution.status == Status.Settled && !execution.released) open_ += _payout(id);
@@ -271,18 +279,41 @@ contract MarketHandler is MarketBase {
         _ids.push(id);
         Parameters memory p = market.parameters();
         uint32 configuration = uint32(committee.configuration());
-        _opened[id] =
-            Terms(requests[id].deadline, configuration, uint24(p.settlementGraceS), p.feeBps, p.treasuryBps);
+        uint40 deadline = uint40(requests[id].deadline);
+        uint24 time = uint24(deadline - block.timestamp);
+        (,,, uint256 reservation) = market.quoteParts(MODEL, 1, time);
+        _opened[id] = Terms(
+            deadline,
+            time,
+            configuration,
+            uint24(p.settlementGraceS),
+            p.feeBps,
+            p.treasuryBps,
+            uint32(reservation)
+        );
     }
 
     function _termsOf(Execution memory execution) internal pure returns (Terms memory) {
         return Terms(
             execution.deadline,
+            execution.durationS,
             execution.configuration,
             execution.settlementGraceS,
             execution.feeBps,
-            execution.treasuryBps
+            execution.treasuryBps,
+            execution.reservation
         );
+    }
+
+    /// @dev What a settlement takes as the fee: of what is paid, or for the time that stake was reserved.
+    function _feeOf(bytes32 id, uint256 paid) internal view returns (uint256 fee) {
+        Terms storage terms = _opened[id];
+        fee = paid * terms.feeBps / 10_000;
+        uint256 leftS = terms.deadline > block.timestamp ? terms.deadline - block.timestamp : 0;
+        uint256 part = uint256(terms.reservation) * (terms.durationS - leftS);
+        uint256 reserved = (part + terms.durationS - 1) / terms.durationS;
+        if (fee < reserved) fee = reserved;
+        if (fee > PRICE - paid) fee = PRICE - paid;
     }
 
     /// @dev The most that an execution may take from a node: what it locked, and as a validator the floor.

@@ -35,6 +35,18 @@ contract MarketOpenExecutionsTest is MarketBase {
         assertEq(market.totalFees(), fee);
     }
 
+    function test_s12_an_open_execution_keeps_its_reservation() public {
+        bytes32 id = request(1);
+        submitPlan(id, 1);
+        Parameters memory p = defaultParameters();
+        p.reservationBps = 10_000;
+        p.slashMilli = 1_000_000;
+        market.setParameters(p);
+        vm.warp(market.refundableAt(id));
+        market.refund(id);
+        assertEq(market.balanceOf(client), 1000e6 - RESERVATION);
+    }
+
     function test_s12_an_open_execution_keeps_its_grace() public {
         bytes32 id = request(1);
         submitPlan(id, 1);

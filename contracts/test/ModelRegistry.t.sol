@@ -7,6 +7,12 @@ import {IModelRegistry, Model, Task} from "../src/interfaces/IModelRegistry.sol"
 contract ModelRegistryTest is Base {
     bytes32 internal constant OTHER = keccak256("other model");
 
+    function assertTerms(bytes32 model, uint256 count, uint256 price) internal view {
+        (uint256 pricePerStep, uint256 taskCount) = models.termsOf(model);
+        assertEq(pricePerStep, price);
+        assertEq(taskCount, count);
+    }
+
     function test_register_stores_root_and_price() public view {
         Model memory model = models.modelOf(MODEL);
         require(model.developer == address(this) && model.taskCount == 10);
@@ -26,7 +32,7 @@ contract ModelRegistryTest is Base {
         models.register(OTHER, "tiny", makeTasks(1, 1), makeChain(1));
         models.register(OTHER, "tiny", makeTasks(1, 1), makeChain(1));
         require(models.modelByName("tiny") == OTHER);
-        assertEq(models.pricePerStep(MODEL), 10 * 100_000_000); // the old model is still there
+        assertTerms(MODEL, 10, 10 * 100_000_000); // the old model is still there
     }
 
     /// @dev The registry cannot know whose an id is. Whoever registers a stranger's id with other figures makes the id
@@ -48,7 +54,7 @@ contract ModelRegistryTest is Base {
         vm.expectRevert(abi.encodeWithSelector(IModelRegistry.UnknownModel.selector, OTHER));
         models.modelOf(OTHER);
         vm.expectRevert(abi.encodeWithSelector(IModelRegistry.UnknownModel.selector, OTHER));
-        models.pricePerStep(OTHER);
+        models.termsOf(OTHER);
         vm.expectRevert(abi.encodeWithSelector(IModelRegistry.UnknownName.selector, "nobody"));
         models.modelByName("nobody");
     }
@@ -63,7 +69,7 @@ contract ModelRegistryTest is Base {
 
         models.retire(MODEL);
         require(models.isRetired(MODEL));
-        assertEq(models.pricePerStep(MODEL), 10 * 100_000_000); // what runs is still paid
+        assertTerms(MODEL, 10, 10 * 100_000_000); // what runs is still paid
         require(models.modelByName("tiny") == MODEL);
         vm.expectRevert(abi.encodeWithSelector(IModelRegistry.ModelRetiredAlready.selector, MODEL));
         models.retire(MODEL);
@@ -123,7 +129,7 @@ contract ModelRegistryTest is Base {
         uint256 before = gasleft();
         models.register(OTHER, "large", makeTasks(1024, type(uint64).max), makeChain(1024));
         require(before - gasleft() < 1 << 24);
-        assertEq(models.pricePerStep(OTHER), 1024 * uint256(type(uint64).max));
+        assertTerms(OTHER, 1024, 1024 * uint256(type(uint64).max));
     }
 
     function testFuzz_accepted_edges_are_a_topological_order(uint32 edge) public {

@@ -36,7 +36,7 @@ _FIXED: Final[Mapping[str, ContractName]] = {
 class MarketParameters:
     """The market's economics; see ``Parameters`` in IMarket.sol. Unsafe ones are refused."""
 
-    min_price_micro_usdc: int = 1_000
+    reservation_bps: int = 2_000
     min_deadline_s: int = 5
     max_deadline_s: int = 86_400
     settlement_grace_s: int = 3_600
@@ -44,9 +44,9 @@ class MarketParameters:
     treasury_bps: int = 2_000
     reward_milli: int = 1_200
     slash_milli: int = 100_000
+    sampling_bps: int = 800
     validation_bonus_milli: int = 0
     outside_gain_micro_usdc: int = 300_000
-    sampling_bps: int = 800
     collusion_bps: int = 1_000
     tie_breakers: int = 2
 

@@ -63,6 +63,7 @@ def _find(event: ChainEvent) -> Iterable[Mention]:
         case "Rewarded":
             yield Mention(args["to"], "reward", args["amount"])
         case "Refunded":
+            yield Mention(args["executionId"], "cost", args["reservation"])
             yield Mention(args["client"], "refund", args["amount"])
         case "ModelRegistered":
             yield Mention(args["modelId"], "model")

@@ -196,14 +196,20 @@ class Network(Closing):
         return await self._account.freeze(seconds)
 
     async def quote(
-        self, model: str, *, steps: int = 1, verify: float | str | None = None
+        self,
+        model: str,
+        *,
+        steps: int = 1,
+        deadline_s: float | None = None,
+        verify: float | str | None = None,
     ) -> Quote:
         """Return what an execution of so many steps locks, and what it costs on average.
 
-        ``verify`` is as for ``session``. What the nodes do not earn comes back at the settlement.
+        ``deadline_s`` and ``verify`` are as for ``session``. What nodes and committee do not earn
+        comes back at the settlement.
         """
         found = await self.fetch_model(model)
-        return await fetch_quote(self.chain, found.model_id, steps, verify)
+        return await fetch_quote(self.chain, found.model_id, steps, verify, deadline_s)
 
     async def quote_generation(
         self,
@@ -215,6 +221,7 @@ class Network(Closing):
         lookahead: LookaheadOptions | None = None,
         diffusion: DiffusionOptions | None = None,
         images: int = 0,
+        deadline_s: float | None = None,
         verify: float | str | None = None,
     ) -> Quote:
         """Return what ``generate`` with these arguments locks, and costs for its most steps.
@@ -231,10 +238,14 @@ class Network(Closing):
             diffusion=diffusion,
             images=images,
         )
-        quote = await self.quote(model, steps=machine.max_steps, verify=verify)
+        quote = await self.quote(
+            model, steps=machine.max_steps, deadline_s=deadline_s, verify=verify
+        )
         if images:
             tower, _ = await self.fetch_tower(model)
-            quote += await self.quote(tower.model_id, steps=images, verify=verify)
+            quote += await self.quote(
+                tower.model_id, steps=images, deadline_s=deadline_s, verify=verify
+            )
         return quote
 
     # ---- running -------------------------------------------------------------------------------
@@ -444,8 +455,10 @@ class Network(Closing):
         price = left = None
         if max_price_usdc is not None:
             limit = parse_usdc(max_price_usdc, name="the maximum price")
-            own = (await self.quote(tower, steps=len(images))).locked_micro_usdc
-            text = (await self.quote(model, steps=steps)).locked_micro_usdc
+            own, text = [
+                (await self.quote(name, steps=count, deadline_s=deadline_s)).locked_micro_usdc
+                for name, count in ((tower, len(images)), (model, steps))
+            ]
             if limit < own + text:
                 raise InvalidInput(
                     f"the maximum price is {format_usdc(limit)}, and {len(images)} images and "

@@ -56,7 +56,7 @@ class Receipt:
     payments: tuple[Payment, ...]
     slashes: tuple[tuple[str, int], ...]  # (node, micro-USDC)
     paid_micro_usdc: int  # to the nodes, out of the price
-    fee_micro_usdc: int  # to the committee
+    fee_micro_usdc: int  # to the committee; if refunded, the reservation, to the treasury
     refunded_micro_usdc: int
     evidence_root: str  # "" when refunded
     block_number: int

@@ -64,7 +64,12 @@ async def test_results_are_plain_values(network: Network) -> None:
     assert await owner.call("committee", "groupKey") == b""
     model = await owner.call("models", "modelOf", MODEL)
     assert (model["name"], model["pricePerStep"]) == ("tiny", 1_000_000_000)
-    assert await owner.call("market", "quote", MODEL, 3) == 6_060_000  # twice, and 1 %
+    assert await owner.call("market", "quoteParts", MODEL, 3, 60) == {
+        "executors": 3_000_000,
+        "verification": 3_000_000,
+        "fee": 60_000,  # 1 %
+        "reservation": 115,  # 20 % a year of 300 USDC, for a minute
+    }
 
 
 async def test_arguments_are_checked_before_anything_is_sent(network: Network) -> None:

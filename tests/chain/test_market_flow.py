@@ -32,6 +32,11 @@ OUTPUTS = "0x" + "cc" * 32
 EXPOSURE = 100_000_000
 
 
+async def fetch_reservation(network: Network, execution_id: str) -> int:
+    row = await network.owner.call("market", "executionOf", execution_id)
+    return int(row["reservation"])
+
+
 @pytest_asyncio.fixture
 async def network(network: Network) -> Network:
     await network.confirm_key()
@@ -119,7 +124,9 @@ async def test_undelivered_execution_is_refunded_by_anybody_after_the_deadline(
     assert caught.value.error_name == "NotRefundable"
     await network.pass_time(91)
     await network.nodes[0].send("market", "refund", execution_id)
-    assert await network.balance(network.client.address) == 10_000_000
+    kept = await fetch_reservation(network, request.execution_id)
+    assert 0 < kept < 100
+    assert await network.balance(network.client.address) == 10_000_000 - kept
     execution = await network.client.call("market", "executionOf", execution_id)
     assert execution["status"] == 4
     assert await network.owner.call("market", "totalLocked") == 0
@@ -240,7 +247,8 @@ async def test_a_node_frees_its_stake_when_nobody_closed_the_execution(network: 
     assert (await node.call("nodes", "nodeOf", node.address))["locked"] == EXPOSURE
     assert (await distribute(node, node.address)).executions == 1
     assert (await node.call("nodes", "nodeOf", node.address))["locked"] == 0
-    assert await network.balance(network.client.address) == 10_000_000
+    kept = await fetch_reservation(network, request.execution_id)
+    assert await network.balance(network.client.address) == 10_000_000 - kept
 
 
 async def test_too_little_usdc_allowance_or_balance_is_said_in_usdc(network: Network) -> None:

@@ -37,7 +37,7 @@ async def test_a24_the_chain_locks_what_members_ask_for(network: Network) -> Non
     small = load_manifest(MANIFEST.model_copy(update={"tasks": tasks}).to_bytes())
     await register(network, small, encode_tasks(small), encode_edges(small))
     for steps in (1, 2, 3, 727, 1_000, 65_536):
-        parts = await network.owner.call("market", "quoteParts", small.model_id, steps)
+        parts = await network.owner.call("market", "quoteParts", small.model_id, steps, 60)
         assert parts["executors"] == parts["verification"] == small.cost_micro_usdc(steps)
 
 

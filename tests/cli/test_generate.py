@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -49,6 +50,10 @@ def test_cost_is_what_was_paid_and_what_came_back() -> None:
     )
     refunded = Receipt(ID, "refunded", 0, (), (), 0, 0, 5_000_000, "", 7, "", ID, 800)
     assert describe_cost(refunded) == "cost: nothing; 5 USDC came back"
+    planned = replace(refunded, fee_micro_usdc=38)
+    assert describe_cost(planned) == (
+        "cost: 0.000038 USDC for the stake that was reserved; 5 USDC came back"
+    )
 
 
 def test_lookahead_has_the_options_that_were_typed() -> None:

@@ -101,9 +101,11 @@ def test_receipt_of_a_settlement_lists_who_got_what() -> None:
     assert (receipt.refunded_micro_usdc, receipt.evidence_root) == (3, "0x01")
 
 
-def test_receipt_of_a_refund_is_the_price() -> None:
-    receipt = make_receipt(ID, [ASKED, event("Refunded", 0, client=address(1), amount=12)])
+def test_receipt_of_a_refund_is_the_price_and_the_reservation() -> None:
+    args = {"client": address(1), "amount": 12, "reservation": 2}
+    receipt = make_receipt(ID, [ASKED, event("Refunded", 0, **args)])
     assert (receipt.status, receipt.refunded_micro_usdc, receipt.payments) == ("refunded", 12, ())
+    assert receipt.fee_micro_usdc == 2
 
 
 def test_events_that_lag_behind_are_said_so() -> None:

@@ -106,7 +106,7 @@ async def settle(net: SplitUp) -> Settled:
         assert not silent & {p.account for p in receipt.payments if not p.from_slash}
         return Settled(result, receipt, evidence.verdicts, silent)
     row = await net.chain.call("market", "executionOf", result.execution_id)
-    assert receipt.refunded_micro_usdc == row["maxPrice"] > 0
+    assert receipt.refunded_micro_usdc == row["maxPrice"] - row["reservation"] > 0
     assert not receipt.payments and not receipt.slashes
     return Settled(result, receipt, (), set())
 
@@ -286,7 +286,7 @@ def check_withholders(settled: Settled, nodes: dict[str, str]) -> None:
 def test_who_takes_a_task_and_does_nothing_costs_nobody_anything(
     network: Network, expected: bytes
 ) -> None:
-    """Another node goes on in its place, or the whole price comes back."""
+    """Another node goes on in its place, or the price comes back but for the reserved stake."""
 
     async def play(nodes: dict[str, str]) -> dict[str, int]:
         async with SplitUp.connect(network.config) as net:
@@ -296,7 +296,7 @@ def test_who_takes_a_task_and_does_nothing_costs_nobody_anything(
                     result = await net.execute(MODEL, make_inputs(STEPS), deadline_s=8)
                 except ExecutionFailed as error:
                     locked = await net.chain.call("market", "executionOf", error.execution_id)
-                    assert error.refunded_micro_usdc == locked["maxPrice"] > 0
+                    assert error.refunded_micro_usdc == locked["maxPrice"] - locked["reservation"]
                     break
                 assert result.outputs["logits"].tobytes() == expected
             return get_losses(before, await fetch_stakes(net, nodes))

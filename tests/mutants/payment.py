@@ -38,6 +38,21 @@ MUTANTS: Final = (
         f"{TESTS}/planning/test_signed_requests.py::test_what_does_not_hold_until_the_deadline_is_refused",
         is_quick=False,
     ),
+    Mutant(
+        "reservation of a signed request",
+        "oracle/splitup_oracle/member/shell.py",
+        'price = parts["executors"] + parts["verification"] + parts["fee"]',
+        'price = parts["executors"] + parts["verification"]',
+        "tests/oracle/member/test_members_fail.py::test_members_start_plan_verify_and_pay",
+        is_quick=False,
+    ),
+    Mutant(
+        "places of requests without a plan",
+        f"{PLANNING}/plan_agreement.py",
+        "if known.certificate is None and known.since <= before:",
+        "if False:",
+        f"{TESTS}/test_member.py::test_s96_requests_that_get_no_plan_keep_no_place_from_others",
+    ),
     # ---- steps and what the client received -----------------------------------------------------
     Mutant(
         "signature of the steps",

@@ -436,6 +436,20 @@ def test_open_executions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     settle(simulation, *ids[:2])
 
 
+def test_s96_requests_that_get_no_plan_keep_no_place_from_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They pay for no stake; who plans them meanwhile does not need this member."""
+    monkeypatch.setattr(tuning, "MAX_OPEN_EXECUTIONS", 2)
+    simulation = start()
+    dear = [simulation.request(n, steps=limits.MAX_STEPS) for n in (1, 2)]  # for too low a price
+    simulation.run(limits.MAX_PLAN_WAIT_S + 1)
+    planned = [simulation.request(n) for n in (3, 4)]
+    simulation.run(2)
+    assert not set(dear) & simulation.certificates.keys()
+    settle(simulation, *planned)
+
+
 def test_only_members_can_be_members() -> None:
     _, view = make_committee()
     make_keys()

@@ -2,27 +2,29 @@
 pragma solidity ^0.8.28;
 
 /// @notice The market's economic parameters. C is the cost of computing one task, the unit of R, S and B.
-/// @param minPrice Least maximum price of a request, in micro-USDC.
+/// @param reservationBps Price of the stake that a plan reserves, in basis points a year; see `quoteParts`. A settled
+/// execution pays it as the least fee, one that is refunded after its plan to the treasury.
 /// @param minDeadlineS Shortest time from a request to its deadline, in seconds.
 /// @param maxDeadlineS Longest time from a request to its deadline, in seconds.
 /// @param settlementGraceS Extra time after the deadline for settling an execution whose executors have all
 /// committed to their outputs, in seconds.
-/// @param feeBps The committee's fee, in basis points (1/10000) of what an execution pays its nodes.
+/// @param feeBps The committee's fee, in basis points (1/10000) of what an execution pays its nodes; not less than
+/// the reservation.
 /// @param treasuryBps Least share of every slash that goes to the treasury, in basis points. It makes slashing
 /// one's own node a loss, even when the same party is also the validator and the client. An execution keeps the share
 /// that it was opened with.
 /// @param rewardMilli R: reward for a task, in 1/1000 of C.
 /// @param slashMilli S: stake lost for a wrong result, in 1/1000 of C.
+/// @param samplingBps p: least share of tasks that are verified, in basis points. A request may ask for more.
 /// @param validationBonusMilli B: the most that a wrong result can earn beyond the saved cost C, in 1/1000 of C.
 /// Mostly this is the bonus that a validator gets.
-/// @param samplingBps p: least share of tasks that are verified, in basis points. A request may ask for more.
 /// @param outsideGain G: what one wrong result may earn outside the market, in micro-USDC, so that it still loses in
 /// expectation. It is covered by the floor of exposures, see `INodeRegistry`.
 /// @param collusionBps r: assumed share of colluding nodes, in basis points.
 /// @param tieBreakers k: number of judges that must all be honest to convict a wrong result: the first validator
 /// and the further ones that its accusation calls in. The probability of a conviction is (1-r)^k.
 struct Parameters {
-    uint96 minPrice; // the fields up to rewardMilli fill one storage slot; requests and settlements read no other
+    uint16 reservationBps; // the fields up to validationBonusMilli fill one storage slot; requests read no other
     uint32 minDeadlineS;
     uint32 maxDeadlineS;
     uint32 settlementGraceS;
@@ -30,9 +32,9 @@ struct Parameters {
     uint16 treasuryBps;
     uint32 rewardMilli;
     uint32 slashMilli;
+    uint16 samplingBps;
     uint32 validationBonusMilli;
     uint64 outsideGain;
-    uint16 samplingBps;
     uint16 collusionBps;
     uint8 tieBreakers;
 }
@@ -93,11 +95,14 @@ struct PlanSubmission {
 /// @param maxPrice Amount that the request locked, in micro-USDC.
 /// @param steps Number of steps requested.
 /// @param deadline Block time until which nodes compute, in Unix seconds; see `refundableAt`.
+/// @param durationS Time from the opening to the deadline, in seconds.
 /// @param configuration Number of the committee configuration that was in force at the request. All quorums of
 /// the execution are quorums of that configuration.
 /// @param settlementGraceS Settlement grace when the execution was opened, in seconds.
 /// @param feeBps Committee's fee when the execution was opened, in basis points.
 /// @param treasuryBps Treasury's least share of slashes when the execution was opened, in basis points.
+/// @param reservation Price of the stake that its plan reserves to the deadline, in micro-USDC; 0 after a refund
+/// without a plan. A settlement takes the part for the time that has passed.
 /// @param status State of the execution.
 /// @param certified Whether `commitExecution` has recorded the commitments of all executors.
 /// @param released Whether `distribute` has released the exposures.
@@ -112,11 +117,13 @@ struct Execution {
     address client;
     uint96 maxPrice;
     uint32 steps;
-    uint64 deadline; // with what the later calls need, in one storage slot
+    uint40 deadline; // with what the later calls need, in one storage slot
+    uint24 durationS;
     uint32 configuration;
     uint24 settlementGraceS;
     uint16 feeBps;
     uint16 treasuryBps;
+    uint32 reservation;
     Status status;
     bool certified;
     bool released;
@@ -214,7 +221,7 @@ interface IMarket {
     error UnbondingTooShort(uint256 least, uint256 unbondingPeriod);
     /// @notice The number of steps must be from 1 to `maximum`; a settlement may also state 0.
     error StepsInvalid(uint256 steps, uint256 maximum);
-    /// @notice `maxPrice` is below `required`, the greater of the quote and the minimum price, in micro-USDC.
+    /// @notice `maxPrice` is below `required`, the sum of `quoteParts` without its last, in micro-USDC.
     error PriceTooLow(uint256 maxPrice, uint256 required);
     /// @notice The share of tasks to verify must be from `minimum`, the network's, to 10,000 basis points.
     error ShareInvalid(uint256 verifyBps, uint256 minimum);
@@ -312,8 +319,9 @@ interface IMarket {
     /// @notice The execution's exposures are released. This call credited `credited` payouts; `remaining` payouts
     /// are left for further calls.
     event Distributed(bytes32 indexed executionId, uint256 credited, uint256 remaining);
-    /// @notice The locked price, `amount` micro-USDC, was credited back to `client`.
-    event Refunded(bytes32 indexed executionId, address indexed client, uint256 amount);
+    /// @notice Of the locked price, `amount` micro-USDC were credited back to `client`, and `reservation` to the
+    /// treasury: 0 if there was no plan.
+    event Refunded(bytes32 indexed executionId, address indexed client, uint256 amount, uint256 reservation);
 
     // ------------------------------------------------------------------------------- money
 
@@ -349,7 +357,7 @@ interface IMarket {
     /// @param steps Number of steps, 1 to 65536.
     /// @param inputsDigest Digest of the inputs, which travel off chain.
     /// @param clientKey Ed25519 key that signs the client's off-chain messages of this execution.
-    /// @param maxPrice Amount to lock in micro-USDC: at least `quote(modelId, steps)` and the minimum price.
+    /// @param maxPrice Amount to lock in micro-USDC: at least `quoteParts` for the time to the deadline.
     /// @param deadline Block time until which nodes compute.
     /// @param nonce Any number that the caller has not used before.
     /// @param verifyBps Share of the tasks that are verified, in basis points: at least the network's.
@@ -404,7 +412,8 @@ interface IMarket {
     ) external;
 
     /// @notice Decides payouts and slashes of a planned execution, once, and before the execution's deadline plus its
-    /// settlement grace: after that, only a refund is left. The part of the price that payouts and fee
+    /// settlement grace: after that, only a refund is left. The fee is at least the reservation for the
+    /// time that has passed. The part of the price that payouts and fee
     /// leave over is credited to the client, and slashed stake to the rewards and the treasury, in this call. If
     /// less was slashed than the rewards need, or than the treasury's share leaves for them, all rewards are scaled
     /// down by the same factor. The treasury gets the rest of the slashed stake.
@@ -426,7 +435,8 @@ interface IMarket {
     /// @param histories Data of at most 64 executions.
     function distribute(ExecutionHistory[] calldata histories) external;
 
-    /// @notice Credits the locked price back to the client, from block time `refundableAt` on. Anybody can call.
+    /// @notice Credits the locked price back to the client, from block time `refundableAt` on; of a planned execution
+    /// without the reservation, which the treasury gets. Anybody can call.
     /// @param executionId Id of a requested or planned execution.
     function refund(bytes32 executionId) external;
 
@@ -439,11 +449,12 @@ interface IMarket {
 
     /// @notice Sets the parameters. Reverts unless a wrong result is expected to lose money, and unless the nodes'
     /// unbonding period is longer than every execution and the age of its snapshot.
-    /// @param parameters_ The new parameters. An execution keeps the fee, the deadline and the grace that it was opened
-    /// with.
+    /// @param parameters_ The new parameters. An execution keeps the fee, the reservation, the deadline and the grace that
+    /// it was opened with.
     function setParameters(Parameters calldata parameters_) external;
 
-    /// @notice Sets the account that receives the slashed stake that rewards leave over.
+    /// @notice Sets the account that receives the slashed stake that rewards leave over, and reservations of refunded
+    /// executions.
     /// @param treasury_ The account; not zero.
     function setTreasury(address treasury_) external;
 
@@ -463,24 +474,24 @@ interface IMarket {
     /// @param account Any account.
     function frozenUntil(address account) external view returns (uint64);
 
-    /// @notice Returns the least price that a request may lock, in micro-USDC: the sum of `quoteParts`. What the
-    /// execution does not use returns to the client.
+    /// @notice Returns the parts of the least price that a request may lock: every task paid, every task verified once,
+    /// and the fee. What the execution does not use returns to the client. (The expected share of verified tasks is p.)
+    /// The first two are rounded up to micro-USDC, so that they cover the rewards of all tasks, each rounded down.
+    ///
+    /// A plan reserves at most the floor of exposures for each task, and S for all of them. The reservation is
+    /// `reservationBps` a year of that until the deadline, and of 100 USDC at least, because executions take places
+    /// of a limited number with the members. It is at most 2^32 - 1 micro-USDC.
     /// @param modelId Id of a registered model.
     /// @param steps Number of steps.
-    function quote(bytes32 modelId, uint32 steps) external view returns (uint256);
-
-    /// @notice Returns the parts of the quote: every task paid, and every task verified once. (The expected share
-    /// of verified tasks is p.) Both are rounded up to micro-USDC, so that they cover the rewards of all tasks, each
-    /// rounded down.
-    /// @param modelId Id of a registered model.
-    /// @param steps Number of steps.
+    /// @param durationS Time to the deadline, in seconds.
     /// @return executors Rewards of the executors, in micro-USDC.
     /// @return verification Rewards of the validators at most, in micro-USDC.
-    /// @return fee The committee's fee on both, in micro-USDC.
-    function quoteParts(bytes32 modelId, uint32 steps)
+    /// @return fee The committee's fee at most, in micro-USDC: on both, or the reservation if that is more.
+    /// @return reservation What an execution costs at least that is planned and lasts to its deadline, in micro-USDC.
+    function quoteParts(bytes32 modelId, uint32 steps, uint32 durationS)
         external
         view
-        returns (uint256 executors, uint256 verification, uint256 fee);
+        returns (uint256 executors, uint256 verification, uint256 fee, uint256 reservation);
 
     /// @notice Returns the id of the execution that a client requests with a nonce.
     /// @param client Account of the client.
@@ -518,7 +529,8 @@ interface IMarket {
     /// that is open already and was requested under other parameters. The nodes' unbonding period is longer.
     function longestExecutionS() external view returns (uint64);
 
-    /// @notice Returns the account that receives the slashed stake that rewards leave over.
+    /// @notice Returns the account that receives the slashed stake that rewards leave over, and reservations of
+    /// refunded executions.
     function treasury() external view returns (address);
 
     /// @notice Returns whether new requests are refused.

@@ -94,9 +94,11 @@ interface IModelRegistry {
     /// @param modelId Id of the model.
     function modelOf(bytes32 modelId) external view returns (Model memory);
 
-    /// @notice Returns the price of one step, in nano-USDC. Reverts if the model is unknown.
+    /// @notice Returns what a price follows from. Reverts if the model is unknown.
     /// @param modelId Id of the model.
-    function pricePerStep(bytes32 modelId) external view returns (uint256);
+    /// @return pricePerStep Price of one step, in nano-USDC.
+    /// @return taskCount Number of tasks.
+    function termsOf(bytes32 modelId) external view returns (uint256 pricePerStep, uint256 taskCount);
 
     /// @notice Returns whether the model's developer has retired it; false if the model is unknown.
     /// @param modelId Id of the model.

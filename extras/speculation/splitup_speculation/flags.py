@@ -16,6 +16,7 @@ from splitup.cli.options import ConfigFlag
 from splitup.core.event_loop import catch_signals
 
 if TYPE_CHECKING:
+    from splitup.client.leases import LeaseOptions
     from splitup.client.network import Network
     from splitup_speculation.rpc import Tls
     from splitup_speculation.servers import DraftWorker, TargetWorker, WorkerModel
@@ -129,11 +130,13 @@ class MarketFlags:
     ) -> tuple[WorkerModel, str]:
         """Return the model, and where it runs and what that costs, in words."""
         from splitup.client.inputs import format_usdc
+        from splitup.client.leases import LeaseOptions
 
         if not self.market:
             return await _open_here(net, model), ""
-        served = await _open_market(stack, net, model, self.lease_steps, sessions)
-        quote = await net.quote(model, steps=self.lease_steps)
+        options = LeaseOptions(most=sessions, warm=0, steps=self.lease_steps)
+        served = await _open_market(stack, net, model, options)
+        quote = await net.quote(model, steps=options.steps, deadline_s=options.seconds)
         price = format_usdc(quote.locked_micro_usdc)
         return served, f" on the market, {self.lease_steps} steps for at most {price} each time"
 
@@ -149,9 +152,9 @@ async def _open_here(net: Network, model: str) -> WorkerModel:
 
 
 async def _open_market(
-    stack: AsyncExitStack, net: Network, model: str, steps: int, sessions: int
+    stack: AsyncExitStack, net: Network, model: str, options: LeaseOptions
 ) -> WorkerModel:
-    from splitup.client.leases import LeaseOptions, LeasePool
+    from splitup.client.leases import LeasePool
     from splitup.core.errors import InvalidInput
     from splitup_speculation.servers import LeasedModel, WorkerModel
 
@@ -160,11 +163,11 @@ async def _open_market(
         raise InvalidInput(f"model {model} is a private one; a worker would see its texts")
     if found.info.images is not None:
         raise InvalidInput(f"model {model} takes images, and workers feed text only")
-    pool = LeasePool(net, model, LeaseOptions(most=sessions, warm=0, steps=steps))
+    pool = LeasePool(net, model, options)
     pool.open()
     stack.push_async_callback(pool.close)
     identity = (await net.fetch_model(model)).model_id
-    needed = max(steps // 4, 1)
+    needed = max(options.steps // 4, 1)
     return WorkerModel(
         identity, found.info, found.chunk, lambda: LeasedModel(pool, found.chunk, needed)
     )

@@ -254,28 +254,8 @@ class Member:
         deployment, call = self.chain.deployment, self.chain.call
         if (request.chain_id, request.market) != (deployment.chain_id, deployment.market.lower()):
             raise PeerFault("the request is for another chain or market")
-        (
-            head,
-            parameters,
-            price,
-            paused,
-            root,
-            latest,
-            known,
-            balance,
-            frozen,
-            retired,
-        ) = await asyncio.gather(
-            self.chain.fetch_head(),
-            call("market", "parameters"),
-            call("market", "quote", request.model_id, request.steps),
-            call("market", "paused"),
-            call("committee", "snapshotRootOf", request.snapshot_sequence),
-            call("committee", "latestSnapshot"),
-            call("market", "executionOf", request.execution_id),
-            call("market", "balanceOf", request.client),
-            call("market", "frozenUntil", request.client),
-            call("models", "isRetired", request.model_id),
+        head, parameters = await asyncio.gather(
+            self.chain.fetch_head(), call("market", "parameters")
         )
         left_s = request.deadline - head.timestamp
         margin_s = max(
@@ -288,8 +268,28 @@ class Member:
                 f"the deadline is {left_s} s away, and signed requests need {least_s} to "
                 f"{parameters['maxDeadlineS']} s"
             )
-        if request.max_price_micro_usdc < max(price, parameters["minPrice"]):
-            raise PeerFault(f"the price is {max(price, parameters['minPrice'])} micro-USDC now")
+        (
+            parts,
+            paused,
+            root,
+            latest,
+            known,
+            balance,
+            frozen,
+            retired,
+        ) = await asyncio.gather(
+            call("market", "quoteParts", request.model_id, request.steps, left_s),
+            call("market", "paused"),
+            call("committee", "snapshotRootOf", request.snapshot_sequence),
+            call("committee", "latestSnapshot"),
+            call("market", "executionOf", request.execution_id),
+            call("market", "balanceOf", request.client),
+            call("market", "frozenUntil", request.client),
+            call("models", "isRetired", request.model_id),
+        )
+        price = parts["executors"] + parts["verification"] + parts["fee"]
+        if request.max_price_micro_usdc < price:
+            raise PeerFault(f"the price is {price} micro-USDC now")
         if request.verify_bps < parameters["samplingBps"]:
             raise PeerFault(
                 f"the request has {request.verify_bps} of 10,000 tasks verified, and the network's "

@@ -73,11 +73,13 @@ def describe_cost(receipt: Receipt) -> str:
     """Return one line about what a closed execution cost."""
     from splitup.client.inputs import format_usdc
 
-    cost = receipt.paid_micro_usdc + receipt.fee_micro_usdc
-    if not cost:
-        return f"cost: nothing; {format_usdc(receipt.refunded_micro_usdc)} came back"
-    return (
-        f"cost: {format_usdc(cost)} ({format_usdc(receipt.paid_micro_usdc)} to the nodes, "
-        f"{format_usdc(receipt.fee_micro_usdc)} fee); "
-        f"{format_usdc(receipt.refunded_micro_usdc)} came back"
-    )
+    paid, fee = receipt.paid_micro_usdc, receipt.fee_micro_usdc
+    if not paid + fee:
+        cost = "nothing"
+    elif not paid:
+        cost = f"{format_usdc(fee)} for the stake that was reserved"
+    else:
+        cost = (
+            f"{format_usdc(paid + fee)} ({format_usdc(paid)} to the nodes, {format_usdc(fee)} fee)"
+        )
+    return f"cost: {cost}; {format_usdc(receipt.refunded_micro_usdc)} came back"

@@ -83,7 +83,7 @@ class SessionOpener:
         if not terms.nodes_only:
             programs = await self._models.load_programs(model)  # may fail, so before the payment
         quote, _ = await asyncio.gather(
-            fetch_quote(self._chain, model.model_id, steps, terms.verify),
+            fetch_quote(self._chain, model.model_id, steps, terms.verify, terms.deadline_s),
             self._committees.fetch_current(),
         )
         price = quote.locked_micro_usdc

@@ -304,8 +304,10 @@ class MarketAccount:
         back: int | None = None
         try:
             back = await refund(self._chain, wanted.execution_id, patience_s=wait_s)
+            kept = wanted.max_price_micro_usdc - (back or 0)
+            rest = f", without {format_usdc(kept)} for the stake that was reserved" if kept else ""
             money = (
-                f"{format_usdc(back)} came back to your balance in the market"
+                f"{format_usdc(back)} came back to your balance in the market{rest}"
                 if back is not None
                 else f"the {locked} paid for it are not back yet; see: "
                 f"splitup receipt {wanted.execution_id}"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from typing import Final
 
 from splitup.chain.client import Chain
 from splitup.chain.rejections import explain_retirement
+from splitup.client import defaults
 from splitup.client.inputs import BPS, format_share, format_usdc, parse_share
 from splitup.core.errors import ChainRejected, InvalidInput, Unavailable
 from splitup.crypto.keys import Identity
 from splitup.crypto.permit import Permit, sign_permit
 
 _PERMIT_S: Final = 600  # a deposit is mined within minutes, or signed again
+_CLOCK_S: Final = 30  # by which a block may come before the time that a deadline was counted from
 # what the contracts say when another program spent the permit, the wallet or the balance meanwhile
 _RACES: Final = (
     "ERC20InsufficientAllowance",
@@ -28,7 +31,8 @@ _RACES: Final = (
 class Quote:
     """What an execution costs, in micro-USDC, if ``verify_bps`` / 10,000 of its tasks are verified.
 
-    ``locked`` is the most; ``average`` is paid on average if all steps run and no node lies.
+    ``locked`` is the most; ``average`` is paid on average if all steps run and no node lies, and
+    the stake that the plan reserves is reserved until the deadline.
     """
 
     verify_bps: int
@@ -43,15 +47,22 @@ class Quote:
 
 
 async def fetch_quote(
-    chain: Chain, model_id: str, steps: int, verify: float | str | None = None
+    chain: Chain,
+    model_id: str,
+    steps: int,
+    verify: float | str | None = None,
+    deadline_s: float | None = None,
 ) -> Quote:
     """Return what a request locks and costs; ``verify`` is by default the network's share.
 
-    Raises InvalidInput for a smaller share, and for a model that its developer has retired.
+    ``deadline_s`` counts from the request, by default as in ``defaults.get_deadline_s``. Raises
+    InvalidInput for a smaller share, and for a model that its developer has retired.
     """
     asked = None if verify is None else parse_share(verify)
+    lasts_s = defaults.get_deadline_s(steps) if deadline_s is None else deadline_s
+    duration_s = math.ceil(min(max(0.0, lasts_s), 2**31)) + _CLOCK_S
     parts, parameters, retired = await asyncio.gather(
-        chain.call("market", "quoteParts", model_id, steps),
+        chain.call("market", "quoteParts", model_id, steps, duration_s),
         chain.call("market", "parameters"),
         chain.call("models", "isRetired", model_id),
     )
@@ -65,10 +76,11 @@ async def fetch_quote(
         )
     share = asked or least
     nodes = parts["executors"] + parts["verification"] * share // BPS
+    fee = max(nodes * int(parameters["feeBps"]) // BPS, parts["reservation"])
     return Quote(
         verify_bps=share,
-        locked_micro_usdc=max(sum(parts.values()), int(parameters["minPrice"])),
-        average_micro_usdc=nodes + nodes * int(parameters["feeBps"]) // BPS,
+        locked_micro_usdc=parts["executors"] + parts["verification"] + parts["fee"],
+        average_micro_usdc=nodes + fee,
     )
 
 

@@ -96,7 +96,7 @@ async def refund(chain: Chain, execution_id: str, *, patience_s: float) -> int |
                         return None
                     if status is Status.REFUNDED:
                         row = await chain.call("market", "executionOf", execution_id)
-                        return int(row["maxPrice"])
+                        return int(row["maxPrice"] - row["reservation"])
                     await try_refund(chain, execution_id)
                     failure = None
                 except ChainUnavailable as error:
@@ -140,7 +140,7 @@ def make_receipt(execution_id: str, events: Sequence[ChainEvent]) -> Receipt:
         ),
         slashes=tuple(unpack_word(w) for e in own if e.name == "Slashed" for w in e.args["taken"]),
         paid_micro_usdc=args["paid"] if is_settled else 0,
-        fee_micro_usdc=args["fee"] if is_settled else 0,
+        fee_micro_usdc=args["fee" if is_settled else "reservation"],
         refunded_micro_usdc=args["refunded"] if is_settled else args["amount"],
         evidence_root=args["evidenceRoot"] if is_settled else "",
         block_number=closing.block_number,

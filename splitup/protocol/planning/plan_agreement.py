@@ -57,6 +57,7 @@ class _Round:
 
     request: Request
     collector: ThresholdSignatureCollector
+    since: float
     client_signature: str = ""  # of a signed request, which the plan opens
     partial: str = ""  # ours
     plan: Plan | None = None
@@ -137,11 +138,12 @@ class PlanAgreement:
         execution_id = request.execution_id
         if execution_id in self._rounds:
             return []
-        if len(self._rounds) >= tuning.MAX_OPEN_EXECUTIONS:
+        if len(self._rounds) >= tuning.MAX_OPEN_EXECUTIONS and not self._drop_unplanned(now):
             return [Log(f"too many open executions; {execution_id} will be refunded")]
         if len(self._context.signing_guard) >= tuning.MAX_SIGNED:
             return [Log(f"too many signatures to remember; {execution_id} will be refunded")]
-        known = _Round(request, ThresholdSignatureCollector(plan_alpha(request)), client_signature)
+        collector = ThresholdSignatureCollector(plan_alpha(request))
+        known = _Round(request, collector, now, client_signature)
         self._rounds[execution_id] = known
         if refusal:
             known.refusal = refusal
@@ -153,6 +155,18 @@ class PlanAgreement:
                 if message is not None:
                     commands += self.process_gossip(member, message, now)
         return commands
+
+    def _drop_unplanned(self, now: float) -> bool:
+        """Make room where a request gets no plan; return whether there was one.
+
+        It pays for no stake, so that it keeps no place from others.
+        """
+        before = now - limits.MAX_PLAN_WAIT_S
+        for execution_id, known in self._rounds.items():
+            if known.certificate is None and known.since <= before:
+                del self._rounds[execution_id]
+                return True
+        return False
 
     def process_key(self, now: float) -> list[Command]:
         """Begin the executions that were requested before key generation ended."""

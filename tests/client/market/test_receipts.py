@@ -15,7 +15,7 @@ from splitup.client.market.receipts import refund, wait_for_receipt
 from splitup.core.errors import ChainUnavailable, Unavailable
 
 EXECUTION, CLIENT = "0x" + "01" * 32, "0x" + "0c" * 20
-PRICE, DUE = 700, 1_000
+PRICE, BACK, DUE = 700, 690, 1_000
 
 
 class FakeChain:
@@ -42,7 +42,12 @@ class FakeChain:
         if function == "refundableAt":
             return DUE
         self.now_s += 1
-        row = {"client": CLIENT, "deadline": DUE - 5, "maxPrice": PRICE}
+        row = {
+            "client": CLIENT,
+            "deadline": DUE - 5,
+            "maxPrice": PRICE,
+            "reservation": PRICE - BACK,
+        }
         return {**row, "status": self.status}
 
     async def fetch_head(self) -> ChainBlock:
@@ -60,7 +65,12 @@ class FakeChain:
         if self.behind:
             self.behind -= 1
             return ()
-        args = {"executionId": EXECUTION, "client": CLIENT, "amount": PRICE}
+        args = {
+            "executionId": EXECUTION,
+            "client": CLIENT,
+            "amount": BACK,
+            "reservation": PRICE - BACK,
+        }
         asked = {"executionId": args["executionId"], "modelId": "0x", "verifyBps": 800}
         return (
             ChainEvent("RequestNodeSelections", asked, 1, "0x", 0, "0x", "market"),
@@ -76,14 +86,14 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("down", range(6))
 async def test_f12_money_is_fetched_back_once_the_chain_answers_again(down: int) -> None:
     chain = FakeChain(Status.PLANNED, down=down)
-    assert await refund(chain, EXECUTION, patience_s=30) == PRICE  # type: ignore[arg-type]
+    assert await refund(chain, EXECUTION, patience_s=30) == BACK  # type: ignore[arg-type]
     assert chain.refunds == 1 and not chain.down
 
 
 async def test_f12_receipt_is_waited_for_while_the_chain_is_down() -> None:
     chain = FakeChain(Status.REFUNDED, down=3)
     receipt = await wait_for_receipt(chain, EXECUTION, from_block=0, timeout_s=30)  # type: ignore[arg-type]
-    assert (receipt.status, receipt.refunded_micro_usdc) == ("refunded", PRICE)
+    assert (receipt.status, receipt.refunded_micro_usdc) == ("refunded", BACK)
 
 
 async def test_f12_receipt_is_waited_for_while_the_endpoint_has_the_state_but_no_event() -> None:
@@ -100,7 +110,7 @@ async def test_whoever_waits_for_a_receipt_that_never_comes_gets_the_money_back(
     """All outputs came, and one executor cannot commit: nobody else would ask for the refund."""
     chain: Any = FakeChain(Status.PLANNED, down=down)
     receipt = await wait_for_receipt(chain, EXECUTION, from_block=0, timeout_s=30, account=CLIENT)
-    assert (receipt.status, receipt.refunded_micro_usdc) == ("refunded", PRICE)
+    assert (receipt.status, receipt.refunded_micro_usdc) == ("refunded", BACK)
     assert chain.refunds == 1 and chain.now_s >= DUE, "not before the chain allows it"
 
 

@@ -228,7 +228,7 @@ async def test_what_a_reorganisation_took_back_is_made_again_at_the_same_address
 async def test_the_chain_follows_the_file(owner: Owner, rpc_url: str) -> None:
     deployment = await owner.deploy(owner.write())
     changed = owner.write(
-        market="fee_bps = 150\nmin_price_micro_usdc = 2_000",
+        market="fee_bps = 150\nreservation_bps = 3_000",
         members=4,
         unbonding_period_s=8 * 86_400,
         treasury=address(9),
@@ -244,7 +244,7 @@ async def test_the_chain_follows_the_file(owner: Owner, rpc_url: str) -> None:
         "market.paused",
         "committee.members",
     ]
-    assert "fee_bps = 100, min_price" not in found[1] and "fee_bps = 100" in found[1]
+    assert "fee_bps = 100, reservation" not in found[1] and "fee_bps = 100" in found[1]
     await owner.deploy(changed)
     assert await verify_network(changed) == []
     assert await reset_members(changed, owner.identity) == 2  # the same members, without a key

@@ -29,7 +29,7 @@ def test_settled_executions_count_with_steps_and_money_and_others_by_number_alon
         request("e5", "other", "bob"),
         make_event("Settled", executionId="e1", steps=7, paid=70, fee=2),
         make_event("Settled", executionId="e5", steps=1_000, paid=1_000, fee=1_000),
-        make_event("Refunded", executionId="e3", client="alice", amount=9),
+        make_event("Refunded", executionId="e3", client="alice", amount=9, reservation=1),
         make_event("Settled", executionId="e4", steps=3, paid=30, fee=1),
         make_event("Deposited", account="alice", amount=1),
     ]

@@ -99,7 +99,7 @@ async def test_members_start_plan_verify_and_pay(network: Network) -> None:
     await check_interface(network)
     execution_id = await run_execution(network)
     await check_payments(network, execution_id)
-    await check_share(network)
+    await check_terms(network)
 
 
 async def test_a_member_stops_cleanly(network: Network) -> None:
@@ -173,8 +173,8 @@ async def check_payments(network: Network, execution_id: str) -> None:
     assert asked == set(range(len(MANIFEST.tasks))), "on a slow machine another validator, too"
 
 
-async def check_share(network: Network) -> None:
-    """A signed request below the network's share is refused, by the contract's rule."""
+async def check_terms(network: Network) -> None:
+    """A signed request below the network's share or price is refused, by the contract's rule."""
     identity = Identity.from_private_key(derive_key(MNEMONIC, 5))
     deployment, nonce = network.deployment, 2**40
     request = Request(
@@ -192,12 +192,17 @@ async def check_share(network: Network) -> None:
         snapshot_sequence=0,
         snapshot_root=ZERO_BYTES32,
         block_hash=ZERO_BYTES32,
-        verify_bps=799,
+        verify_bps=800,
         nonce=nonce,
     )
-    signed = await make_request(network.client, identity, request)
-    with pytest.raises(Refused, match="least share is 800"):
-        await network.http.post_json(api.SIGNED_REQUEST.url(network.endpoints[0]), signed)
+    work = 2 * MANIFEST.cost_micro_usdc(STEPS)
+    for words, changes in (
+        ("least share is 800", {"verify_bps": 799}),
+        ("the price is", {"max_price_micro_usdc": work}),  # nothing for the stake that it reserves
+    ):
+        signed = await make_request(network.client, identity, request.model_copy(update=changes))
+        with pytest.raises(Refused, match=words):
+            await network.http.post_json(api.SIGNED_REQUEST.url(network.endpoints[0]), signed)
 
 
 async def check_interface(network: Network) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from splitup.core import limits
 from splitup.core.errors import SplitUpError
 from splitup.crypto import quorum
 from splitup.graph.manifest import Manifest
@@ -14,6 +15,7 @@ from splitup.messages.plans import Request
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.certificates import CommitteeView
+from splitup.protocol.planning.exposure import Economics
 from tests.protocol.cheap_scheme import CheapScheme
 
 MIN_DEADLINE_S: Final = 5
@@ -22,6 +24,9 @@ GRACE_S: Final = 300
 COMMIT_GRACE_S: Final = 30  # for what has no root yet
 LAST_CALL_S: Final = 30  # before a deadline: from then on nobody waits for a node's stake
 START_S: Final = 1_000_000
+YEAR_S: Final = 365 * 86_400
+RESERVATION_BPS: Final = 2_000  # a year, of the stake that a plan reserves
+LEAST_RESERVED_MICRO_USDC: Final = 100_000_000
 
 Exposures = Sequence[tuple[str, int]]
 
@@ -31,7 +36,11 @@ class Record:
     """One execution on chain."""
 
     request: Request
+    opened_s: int
+    reservation: int  # micro-USDC until the deadline
     status: str = "requested"  # then planned, settled or refunded
+    kept: int = 0  # of the price, for the reserved stake
+    closed_s: int = 0
     executors: int = 0
     agreed: bool = False
     locked: Counter[str] = field(default_factory=Counter)
@@ -46,12 +55,13 @@ class Market:
         view: CommitteeView,
         scheme: CheapScheme,
         manifest: Manifest,
-        sampling_bps: int,
+        economics: Economics,
         emit: Callable[[ev.Event], None],
     ) -> None:
         self._view, self._scheme, self._emit = view, scheme, emit
-        self.sampling_bps = sampling_bps
+        self.economics = economics
         self.price_per_step = manifest.price_nano_usdc  # as it was registered
+        self.tasks = len(manifest.tasks)
         self.now_s = START_S
         self.block_hash = "0x" + "00" * 32
         self.snapshots: set[tuple[int, str]] = set()
@@ -94,13 +104,24 @@ class Market:
         for execution_id, record in self.records.items():
             end = record.request.deadline + (GRACE_S if record.agreed else COMMIT_GRACE_S)
             if record.status in ("requested", "planned") and self.now_s >= end:
-                record.status = "refunded"
-                self.balances[record.request.client] += record.request.max_price_micro_usdc
+                record.kept = record.reservation if record.status == "planned" else 0
+                record.status, record.closed_s = "refunded", self.now_s
+                left = record.request.max_price_micro_usdc - record.kept
+                self.balances[record.request.client] += left
                 self._release(record)
                 self._emit(ev.ExecutionEnded(execution_id))
 
-    def quote(self, steps: int) -> int:
-        return 2 * -(-self.price_per_step * steps // 1_000)  # both parts rounded up
+    def quote(self, steps: int, duration_s: int) -> int:
+        work = -(-self.price_per_step * steps // 1_000)  # rounded up, as its verification is
+        return 2 * work + self.reserve(steps, duration_s)
+
+    def reserve(self, steps: int, duration_s: int) -> int:
+        """Return the price of what a plan reserves at most: F for each task, and S for all."""
+        work = -(-self.price_per_step * steps // 1_000)
+        stake = self.tasks * limits.EXPOSURE_FLOOR_MICRO_USDC
+        stake += work * self.economics.slash_milli // self.economics.reward_milli
+        price = max(stake, LEAST_RESERVED_MICRO_USDC) * duration_s * RESERVATION_BPS
+        return -(-price // (10_000 * YEAR_S))
 
     # ---- rules ------------------------------------------------------------------------------
 
@@ -109,12 +130,14 @@ class Market:
         _require(0 < request.steps, "StepsInvalid")
         left_s = request.deadline - self.now_s
         _require(MIN_DEADLINE_S <= left_s <= MAX_DEADLINE_S, "DeadlineInvalid")
-        _require(request.max_price_micro_usdc >= self.quote(request.steps), "PriceTooLow")
-        _require(self.sampling_bps <= request.verify_bps <= 10_000, "ShareInvalid")
+        quote = self.quote(request.steps, left_s)
+        _require(request.max_price_micro_usdc >= quote, "PriceTooLow")
+        _require(self.economics.sampling_bps <= request.verify_bps <= 10_000, "ShareInvalid")
         balance = self.balances[request.client]
         _require(balance >= request.max_price_micro_usdc, "BalanceTooSmall")
         self.balances[request.client] -= request.max_price_micro_usdc
-        self.records[request.execution_id] = Record(request)
+        reservation = self.reserve(request.steps, left_s)
+        self.records[request.execution_id] = Record(request, self.now_s, reservation)
         return self.records[request.execution_id]
 
     def _accept_plan(self, command: cmd.SubmitPlan) -> None:
@@ -163,8 +186,11 @@ class Market:
         paid = [p for p in settlement.payments if not p.from_slash]
         left = record.request.max_price_micro_usdc - sum(p.amount_micro_usdc for p in paid)
         _require(left >= 0, "Overpaid")
-        record.status, record.settlement = "settled", settlement
-        self.balances[record.request.client] += left
+        record.status, record.settlement, record.closed_s = "settled", settlement, self.now_s
+        whole_s = record.request.deadline - record.opened_s
+        used_s = min(self.now_s - record.opened_s, whole_s)
+        record.kept = min(left, -(-record.reservation * used_s // whole_s))
+        self.balances[record.request.client] += left - record.kept
         for slash in settlement.slashes:
             self.stakes[slash.node] -= min(self.stakes[slash.node], slash.amount_micro_usdc)
         for payment in settlement.payments:

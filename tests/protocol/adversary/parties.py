@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
@@ -53,6 +54,8 @@ from tests.protocol.adversary.world import CLIENT, STAKE_MICRO_USDC, World
 from tests.protocol.committees import CHAIN_ID
 from tests.protocol.simulated_chain import MARKET
 
+_SLOW_S: Final = 60  # by which the block that a deadline is counted from may be older than it
+
 
 class Parties:
     """The client, and all nodes."""
@@ -72,7 +75,8 @@ class Parties:
         market, steps = world.market, setting.steps
         world.market.balances[CLIENT.address] = 10**7
         world.market.frozen_until[CLIENT.address] = 2**50
-        price = market.quote(steps) if setting.registered_low else market.quote(steps) + 5
+        price = market.quote(steps, setting.deadline_s + _SLOW_S)
+        price += 0 if setting.registered_low else 5
 
         def make(later_s: float) -> Request:
             return Request(

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from splitup.core import tuning
+from splitup.core.limits import EXPOSURE_FLOOR_MICRO_USDC
 from splitup.messages.base import CLIENT as CLIENT_TASK
 from splitup.messages.completions import TaskCommitment
 from splitup.messages.verification import Evidence, VerificationResult
@@ -105,6 +106,7 @@ REMAINS: Final = {
 def list_broken(world: World, parties: Parties) -> list[str]:
     """Return the promises that this world broke, each in a sentence, also those in ``REMAINS``."""
     found = [*_check_bonds(world), *_check_stakes(world), *_check_end(world)]
+    found += _check_reserved(world)
     for run in parties.runs.values():
         record = world.market.records.get(run.id)
         found += _check_price(world, run)
@@ -246,6 +248,15 @@ def _check_price(world: World, run: Run) -> Iterator[str]:
         request.steps
     ):
         yield "nodes computed below the price"
+
+
+def _check_reserved(world: World) -> Iterator[str]:
+    """Yield where a plan kept stake from others, and its client paid less than a fifth a year."""
+    for record in world.market.records.values():
+        ends_s = min(record.closed_s, record.request.deadline)
+        stake_years = record.executors * EXPOSURE_FLOOR_MICRO_USDC * (ends_s - record.opened_s)
+        if record.kept < stake_years // (5 * 365 * 86_400):
+            yield "stake was reserved for nothing"
 
 
 def _check_end(world: World) -> Iterator[str]:

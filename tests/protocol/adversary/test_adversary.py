@@ -156,6 +156,10 @@ def _with_everybodys_takeovers(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _without_reservations(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(market.Market, "reserve", lambda *arguments: 0)
+
+
 def find_first(party: str, seeds: range) -> str:
     """Return the first find among the worlds in which this party deviates."""
     return next((f for s in seeds if Adversary(s).party == party and (f := search(s))), "")
@@ -167,7 +171,7 @@ def find_first(party: str, seeds: range) -> str:
         (_without_price, "client", 0, "nodes computed below the price"),
         (_without_signed_steps, "executor", 800, "honest work is unpaid"),
         (_without_words_in_the_slot, "client", 1_300, "its bond is lost"),
-        (_without_deliveries, "executor", 1_200, "the client received other outputs"),
+        (_without_deliveries, "executor", 100, "the client received other outputs"),
         (_without_the_draws_signature, "relay", 6_800, "honest validation is unpaid"),
         pytest.param(
             *(_without_the_inputs, "executor", 3_600, "a node is paid for inputs that nobody sent"),
@@ -175,21 +179,22 @@ def find_first(party: str, seeds: range) -> str:
         ),
         (_without_the_edges, "executor", 1_200, "a node is paid for inputs that nobody sent"),
         pytest.param(*(_without_a_second_answer, "validator", 0, "it was not settled"), marks=LONG),
-        (_without_replacement, "client", 4_900, "an honest node's stake was slashed"),
+        (_without_replacement, "client", 400, "an honest node's stake was slashed"),
         (_without_a_majority, "client", 0, "the client ordered it"),
         (_without_orders, "client", 0, "the client ordered it"),
-        (_without_a_majority, "executor", 100, "somebody did not commit in time"),
+        (_without_a_majority, "executor", 400, "somebody did not commit in time"),
         (_without_comparisons, "executor", 0, "a drawn lie is paid"),
         (_without_a_last_call, "executor", 0, "honest work is unpaid"),
         pytest.param(*(_without_all_that_was_said, "member", 20, "it was not settled"), marks=LONG),
         (_without_lost_work, "client", 0, "the client gave it away"),
-        (_with_all_tasks_or_none, "client", 100, "nobody answers for its task"),
-        (_with_everybodys_takeovers, "client", 100, "stake was slashed"),
+        (_with_all_tasks_or_none, "client", 1_000, "nobody answers for its task"),
+        (_with_everybodys_takeovers, "client", 0, "stake was slashed"),
+        (_without_reservations, "client", 0, "stake was reserved for nothing"),
     ],
     ids=[
         *("price", "steps", "bonds", "outputs", "order", "inputs", "edges", "answers"),
         *("replaced", "acknowledged", "ordered", "majority", "numbers", "stakes", "said"),
-        *("lost", "all", "taken"),
+        *("lost", "all", "taken", "reserved"),
     ],
 )
 def test_a_missing_protection_is_found(

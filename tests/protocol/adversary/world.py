@@ -155,7 +155,7 @@ class World(VirtualTime):
         self.identities, self.view = make_committee(setting.members)
         self.group, self.shares = make_cheap_keys(setting.members)
         self.full_view = replace(self.view, group_key=self.group.public_key)
-        self.market = Market(self.view, CHEAP, self.manifest, setting.sampling_bps, self._emit)
+        self.market = Market(self.view, CHEAP, self.manifest, self.economics, self._emit)
         self.market.snapshots.add((1, self.snapshot.root()))
         self.market.stakes = {node.address: STAKE_MICRO_USDC for node in NODES}
         if setting.registered_low:
@@ -399,8 +399,8 @@ class World(VirtualTime):
         if (
             (request.chain_id, request.market) != (self.view.domain.chain_id, MARKET)
             or not least_s <= left_s <= MAX_DEADLINE_S
-            or request.max_price_micro_usdc < market.quote(request.steps)
-            or request.verify_bps < market.sampling_bps
+            or request.max_price_micro_usdc < market.quote(request.steps, left_s)
+            or request.verify_bps < market.economics.sampling_bps
             or request.execution_id in market.records
             or not known
         ):

@@ -102,7 +102,11 @@ def describe_execution(events: Sequence[ChainEvent]) -> View:
     by_name = {event.name: event for event in events}
     asked = by_name.get("RequestNodeSelections", events[0]).args
     plan = by_name.get("PlanAccepted")
-    settled = by_name.get("Settled")
+    cost = None
+    if closing := by_name.get("Settled"):
+        cost = closing.args["paid"] + closing.args["fee"]
+    elif closing := by_name.get("Refunded"):
+        cost = closing.args["reservation"]
     states = [_STATES[event.name] for event in events if event.name in _STATES]
     return {
         "id": events[0].args["executionId"],
@@ -116,7 +120,7 @@ def describe_execution(events: Sequence[ChainEvent]) -> View:
         "executors": plan.args["executors"] if plan else None,
         "plan_root": plan.args["planRoot"] if plan else None,
         "seed": plan.args["seed"] if plan else None,
-        "cost": settled.args["paid"] + settled.args["fee"] if settled else None,
+        "cost": cost,
     }
 
 
