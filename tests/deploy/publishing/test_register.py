@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_
 from splitup.devnet.anvil import derive_key
 from splitup.storage.gateway_client import GatewayClient
 from tests.builders import find_free_port
-from tests.deploy.llamas import EXAMPLE
+from tests.deploy.llamas import TINY
 from tests.oracle.gateway_network import MNEMONIC, Network, run_network
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -228,7 +227,7 @@ async def test_failures_say_what_to_do(network: Network, models: str, tmp_path: 
     assert code == 2 and "raise --target-vram to at least" in answer["error"]
     code, answer = await register_cli(home, str(tmp_path / "missing"), "fifth")
     assert code == 2 and "does not exist" in answer["error"]
-    shutil.copy(EXAMPLE / "config.json", tmp_path / "config.json")
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
     code, answer = await register_cli(home, str(tmp_path / "config.json"), "fifth", target="2MB")
     assert code == 2 and "has no weights, so it cannot be registered" in answer["error"]
     code, answer = await register_cli(home, model, "n" * 65)
