@@ -91,6 +91,7 @@ def test_a_whole_precision_file_computes_the_model_and_is_cut(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("float32_caches")
 def test_quantised_weights_stay_quantised_and_mixed_formats_work(tmp_path: Path) -> None:
+    """Compiled, blocks are in test_quantised.py and cpu/test_decoder_match.py."""
     config, weights = save_gguf(
         tmp_path / "m.gguf",
         {"intermediate_size": 64, "num_hidden_layers": 1},
@@ -101,7 +102,7 @@ def test_quantised_weights_stay_quantised_and_mixed_formats_work(tmp_path: Path)
     whole = sum(array.nbytes for array in weights.values())
     assert task.weights_bytes < 0.6 * whole
     wanted = compute_logits(config, weights, TOKENS)
-    assert relative_error(run(compiled, TOKENS, CutModel), wanted) <= 1e-5
+    assert relative_error(run(compiled, TOKENS, CutReference), wanted) <= 1e-5
 
 
 def find_blocks(graph: Graph) -> tuple[set[str], set[str]]:

@@ -6,12 +6,14 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from splitup_deploy.cli.commands import app
+from splitup_deploy.network import settings as network_settings
 from splitup_deploy.network.deployment import (
     deploy_network,
     make_plan,
@@ -329,7 +331,9 @@ async def test_a_wrong_setting_is_named(owner: Owner, change: Any, message: str)
         owner.write(**change)
 
 
-async def test_the_commands(tmp_path: Path, rpc_url: str) -> None:
+async def test_the_commands(tmp_path: Path, rpc_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = partial(create_identity, work_factor=DEVNET_WORK_FACTOR)
+    monkeypatch.setattr(network_settings, "create_identity", create)
     folder = tmp_path / "owner"
     config = ("--config", folder / "network.toml")
 
