@@ -114,14 +114,12 @@ def draw_step(
 
 
 @pytest.mark.parametrize(
-    ("context", "most", "width", "largest"), [(9, 3, 4, -1), (16, 1, 8, -1), (5, 4, 36, 2)]
+    ("context", "most", "width", "largest", "dtype"),
+    [(9, 3, 8, -1, "float16"), (16, 1, 8, -1, "float32"), (5, 4, 36, 2, "float32")],
 )
-@pytest.mark.parametrize("dtype", _BITS)
 def test_any_steps_give_the_states_of_whole_writes(
     context: int, most: int, width: int, largest: int, dtype: str
 ) -> None:
-    if dtype == "float16":
-        width *= 2  # a row is whole vectors
     graph = make_cache(context, most, width, largest, dtype=dtype)
     assert is_found(graph)
     check_steps(graph)
@@ -138,7 +136,7 @@ def check_steps(graph: Graph) -> None:
     context = graph.states[0].shape[0]
     ours, theirs = load(graph, takes=True), load(graph, takes=False)
     assert ours.allocated_bytes == theirs.allocated_bytes
-    for seed in range(4):
+    for seed in range(2):
         random, end = np.random.default_rng(seed), 0
         states = ours.new_state(), theirs.new_state()
         for _ in range(STEPS):

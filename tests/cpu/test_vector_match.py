@@ -16,6 +16,7 @@ from splitup.cpu.vector_match import VectorKernel
 from splitup.graph.ir import Graph, encode_float
 from splitup.graph.rules import check_graph
 from tests.graph.graphs import Builder
+from tests.parameters import some_of
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="needs x86-64 with AVX2, FMA and F16C")
 ROWS: Final = 5
@@ -114,7 +115,7 @@ FORMS: Final[dict[str, Callable[[Builder, int, int], int]]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("width", [8, 40])
+@pytest.mark.parametrize("width", some_of([8, 40], 40))
 def test_numbers_have_the_bits_of_scalar_code(form: str, width: int) -> None:
     graph = make_rows(width, FORMS[form])
     assert [type(kernel) for kernel in find_kernels(graph)] == [VectorKernel]

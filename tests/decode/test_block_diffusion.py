@@ -135,7 +135,7 @@ def _cut(request: TextRequest, text: list[int | None]) -> list[int]:
     return [token for token in written[: ends[0] if ends else None] if token is not None]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=14),
     max_tokens=st.integers(1, 14),
@@ -185,7 +185,7 @@ def test_the_text_is_that_of_a_decoder_without_cache(
     assert decoder.max_steps == 0 and decoder.next_step() is None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=14),
     max_tokens=st.integers(1, 20),

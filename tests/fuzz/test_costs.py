@@ -12,7 +12,7 @@ from splitup.core.records import LaxRecord
 from tests.fuzz import costs
 from tests.fuzz.binary_doors import find_binary_doors
 
-SIZE = 64 * 1024
+SIZE = 24 * 1024
 MOST = 20  # bytes of memory for a byte
 SLOWEST = 12  # times as long as zeros
 ATTEMPTS = 5

@@ -22,8 +22,8 @@ FILES = (
     "deploy/frontends/on_device_models.py",
 )
 # kernels take long to compile; run all with DEV=CL pytest deploy/frontends/on_device_models.py
-FEW = "not recurrent and not windows and not experts and not quantised and not gates"
 MORE = {"CL": "not recurrent and not windows and not experts", "WEBGPU": "not windows"}
+FEW = f"{MORE['CL']} and not pictures and not quantised and not gates"
 
 
 def has_opencl() -> bool:

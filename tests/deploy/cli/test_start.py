@@ -12,6 +12,7 @@ from splitup_deploy.cli.options import SourceOptions
 
 from splitup.core.errors import InvalidInput
 from tests.deploy.llamas import TINY
+from tests.parameters import some_of
 
 HEAVY = ("numpy", "splitup.config", "tinygrad", "eth_account", "tokenizers", "rich.progress")
 LIST_LOADED = f"""
@@ -47,7 +48,10 @@ def run(code: str, *arguments: str, **options: object) -> subprocess.CompletedPr
     )
 
 
-@pytest.mark.parametrize("verb", ["", "register", "inspect", "calibrate", "list", "usage"])
+VERBS = ["", "register", "inspect", "calibrate", "list", "usage"]
+
+
+@pytest.mark.parametrize("verb", some_of(VERBS, "", "register"))  # the others import no more
 def test_help_loads_nothing_heavy(verb: str) -> None:
     done = run(LIST_LOADED, *([verb] if verb else []), "--help")
     assert done.returncode == 0, done.stderr
@@ -55,7 +59,7 @@ def test_help_loads_nothing_heavy(verb: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["inspect", "register --dry-run --name x", "register --dry-run --name x --model"]
+    "verb", some_of(["inspect", "register --dry-run --name x --model"], "inspect")
 )
 def test_a_dry_run_loads_no_chain_client(verb: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
@@ -72,11 +76,9 @@ def test_a_model_is_given_once() -> None:
             options.read()
 
 
-def test_version_and_completion() -> None:
+def test_version() -> None:
     done = run("from splitup_deploy.cli.app import main; main()", "--version")
     assert done.returncode == 0 and done.stdout.startswith("splitup-deploy ")
-    done = run("from splitup_deploy.cli.app import main; main()", "--help")
-    assert "--install-completion" in done.stdout
 
 
 def test_the_command_needs_no_device_and_no_compiler() -> None:
@@ -88,9 +90,10 @@ def test_the_command_needs_no_device_and_no_compiler() -> None:
         env=nowhere,
     )
     assert done.returncode == 0, done.stderr
+    assert "--install-completion" in done.stdout
 
 
-@pytest.mark.parametrize("module", ["typer", "splitup_deploy.cutting.build", "numpy"])
+@pytest.mark.parametrize("module", ["typer", "numpy"])
 def test_an_interruption_while_it_loads_is_quiet(module: str) -> None:
     done = run(INTERRUPT, module, "inspect", ".", "--target-vram", "1GB")
     assert done.returncode == 130

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.numpy import load, save_file
 from splitup_deploy.cutting.build import build, parse_size
 from splitup_deploy.frontends.source_model import Sizes
@@ -183,17 +181,9 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@given(st.text(max_size=12))
-def test_other_texts_are_no_size(text: str) -> None:
-    try:
-        assert parse_size(text) >= 1
-    except InvalidInput as error:
-        assert "12GB" in str(error)
-
-
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "1e9", "12XB", "99999999TB", "1..5MB"])
 def test_bad_sizes(text: str) -> None:
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInput, match="12GB"):
         parse_size(text)
 
 

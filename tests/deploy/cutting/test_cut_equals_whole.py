@@ -21,7 +21,7 @@ from tests.deploy.steps import as_inputs
 
 TARGET = parse_size("1.3MB")
 CHUNK = Sizes(chunk=8)
-STEPS = 40
+STEPS = 16
 
 
 def draw_tokens(count: int) -> list[int]:

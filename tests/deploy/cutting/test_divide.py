@@ -131,7 +131,7 @@ def run_tasks(
     return named
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(models(), st.integers(12, 80))
 def test_pieces_give_the_same_values(model: TracedModel, quarters: int) -> None:
     target = 256 * quarters

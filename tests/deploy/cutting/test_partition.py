@@ -124,7 +124,7 @@ def list_cuts(graph: Graph, target: int | tuple[int, ...], most: int) -> list[Cu
     return results
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     graphs(),
     st.integers(1, 24),
@@ -172,7 +172,7 @@ def chains(draw: st.DrawFn) -> Graph:
     return make_uneven(weights, [draw(st.sampled_from([64, 128, 192, 256])) for _ in range(count)])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(chains(), st.integers(40, 90), st.sampled_from(["latency", "throughput"]))
 def test_every_criterion_decides(graph: Graph, percent: int, balance: Balance) -> None:
     """Targets of a part of the whole leave several cuts to choose from."""

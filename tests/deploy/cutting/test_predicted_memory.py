@@ -24,6 +24,7 @@ from splitup.graph.rules import load_graph
 from tests.deploy import checkpoints, variations
 from tests.deploy.checkpoints import Case, save_checkpoint
 from tests.deploy.mixtures import Shapes
+from tests.parameters import some_of
 
 _FOUND = {
     **{"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 3, "vocab_size": 96},
@@ -73,9 +74,7 @@ def test_what_values_share_is_computed_as_predicted(tmp_path: Path) -> None:
     assert check_cut(tmp_path, replace(case, change={**case.change, **_FOUND}), 12, 0.5) == 3
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))]
-)
+@pytest.mark.parametrize("seed", some_of(range(4), 3))
 def test_random_cuts_take_what_was_predicted(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
     names = ("llama", "qwen3", "olmo2", "gemma3", "phi3", "cohere2")

@@ -14,7 +14,6 @@ import pytest
 from splitup_deploy.cli.commands import app
 from splitup_deploy.cutting.build import build, parse_size, parse_sizes
 from splitup_deploy.frontends.source_model import Sizes
-from splitup_deploy.uncut_model import load_reference
 from typer.testing import CliRunner
 
 from splitup.core.errors import ChainUnavailable, InvalidInput, InvalidModel
@@ -76,20 +75,20 @@ def test_seventy_billion_parameters_in_seconds() -> None:
 def test_mixtures_of_experts(
     name: str, layers: int, parameters: float, target: str, tmp_path: Path
 ) -> None:
-    """The first eight layers: all of them take seconds."""
+    """The first three layers: all of them take seconds."""
     config = json.loads((CONFIGS / f"{name}.json").read_text())
     assert config["num_hidden_layers"] == layers
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**config, "num_hidden_layers": 8}))
+    path.write_text(json.dumps({**config, "num_hidden_layers": 3}))
     ends = 2 * config["vocab_size"] * config["hidden_size"]
-    parameters = ends + (parameters - ends) * 8 / layers
+    parameters = ends + (parameters - ends) * 3 / layers
     compiled = build(str(path), parse_size(target), sizes=Sizes(context=4096))
     tasks = compiled.manifest.tasks
     assert all(task.vram_bytes <= parse_size(target) for task in tasks)
     weights = sum(task.weights_bytes for task in tasks)
     assert weights == pytest.approx(2 * parameters, rel=0.01)
     groups = [task.label for task in tasks if "experts 1 of" in task.label]
-    assert len(groups) == (8 if target == "4GB" else 0)  # a layer's experts take 4.8 GB
+    assert len(groups) == (3 if target == "4GB" else 0)  # a layer's experts take 4.8 GB
     assert not compiled.is_complete
 
 
@@ -156,8 +155,6 @@ def test_nothing_can_be_read_or_registered(tmp_path: Path) -> None:
     blob = next(blob for blob in compiled.blobs if blob.key.startswith("weights/"))
     with pytest.raises(InvalidModel, match="weights are not here"):
         b"".join(blob.open())
-    with pytest.raises(InvalidModel, match="weights are not here"):
-        load_reference(str(path))
 
 
 def test_a_dtype_that_weights_cannot_have(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def test_shards_give_the_same_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", some_of(["float16", "bfloat16"], "bfloat16"))
-@pytest.mark.parametrize("load", [load_graph, load_reference])
+# compiled in small: on_device_models.py on WebGPU, and the example in test_cut_equals_whole.py
+@pytest.mark.parametrize("load", some_of([load_graph, load_reference], load_graph))
 def test_a_model_of_halves_computes_in_float32_and_caches_halves(
     load: Callable[..., ReferenceProgram | TaskProgram], dtype: str, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import functools
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,12 @@ from tests.deploy.hybrids import CASES
 from tests.deploy.llamas import relative_error
 from tests.deploy.reference_program import load_graph
 from tests.deploy.steps import check_merged, check_together, feed, run_step, step_inputs
+from tests.parameters import some_of
 
 BOUND = 1e-5
 CHUNK = 8
 CHUNKS = {"qwen3.5": CHUNK, "kimi-linear": 4}  # of the compiled families
-# in small: both by the reference, and test_cut_equals_whole; kernels of others in test_step.py
+# in small: both by the reference, and one layer below; kernels of others in test_step.py
 COMPILED = [pytest.param(name, marks=pytest.mark.long) for name in ("qwen3.5", "kimi-linear")]
 Programs = Callable[[str], TaskProgram]
 CONTEXT = 32
@@ -82,12 +84,19 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     return compile_file
 
 
-@pytest.fixture
-def program(programs: Programs) -> TaskProgram:
-    return programs("qwen3.5")
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> TaskProgram:
+    """One recurrent layer; the families have others, too."""
+    change = {"num_hidden_layers": 1, "layer_types": ["linear_attention"]}
+    case, path = CASES["qwen3.5"], tmp_path_factory.mktemp("layer")
+    save_checkpoint(path, replace(case, change={**case.change, **change}))
+    return load_reference(str(path), Sizes(chunk=CHUNK))
 
 
-@pytest.mark.parametrize("name", CASES)
+SOME = some_of(CASES, "qwen3.5-moe", "kimi-linear")  # the first is qwen3.5, with experts
+
+
+@pytest.mark.parametrize("name", SOME)
 def test_files_agree(name: str, golden: dict[str, Any], tmp_path: Path) -> None:
     save_hybrid(tmp_path / "m.gguf", CASES[name])
     logits = feed(load_graph(str(tmp_path / "m.gguf"), Sizes(chunk=1)), TOKENS)
@@ -102,7 +111,7 @@ def test_compiled_files_agree(name: str, golden: dict[str, Any], programs: Progr
     assert relative_error(logits, golden[f"{name}/prefill"]) <= BOUND
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SOME)
 def test_directories_agree(name: str, golden: dict[str, Any], tmp_path: Path) -> None:
     case = CASES[name]
     assert golden[f"{name}/digest"] == compute_checkpoint_digest(case), "run make_golden.py"
@@ -246,7 +255,9 @@ def test_a_sequence_begins_anew_at_zero(program: TaskProgram) -> None:
     assert given == feed(program, TOKENS).tobytes()
 
 
-def test_cut_equals_whole(program: TaskProgram, tmp_path: Path) -> None:
+@pytest.mark.long  # in small: test_step.py, by other layers
+def test_cut_equals_whole(programs: Programs, tmp_path: Path) -> None:
+    program = programs("qwen3.5")
     save_hybrid(tmp_path / "m.gguf", CASES["qwen3.5"])
     cut = CutModel(build(str(tmp_path / "m.gguf"), 120_000, sizes=Sizes(chunk=CHUNK)))
     assert len(cut.manifest.tasks) > 2

@@ -39,7 +39,7 @@ from splitup.decode.step import make_causal_step
 from splitup.graph.manifest import Manifest
 from splitup.graph.manifest_rules import check_manifest
 from tests.deploy.checkpoints import GOLDEN, TOKENS
-from tests.deploy.execution import CutModel
+from tests.deploy.execution import CutModel, CutReference
 from tests.deploy.llamas import relative_error
 from tests.deploy.towers import IMAGE, NEW, PHOTO_PROMPT, make_photos, save_images, save_tower
 
@@ -50,7 +50,7 @@ CHUNK = 7  # does not hold the first image where it stands
 class Session:
     """Steps of a cut model in this process."""
 
-    def __init__(self, cut: CutModel) -> None:
+    def __init__(self, cut: CutReference) -> None:
         self._cut, self._states, self.rows = cut, cut.new_states(), list[int]()
 
     @property
@@ -87,9 +87,9 @@ def tower(directory: str) -> CutModel:
 
 
 @pytest.fixture(scope="module")
-def model(directory: str, tower: CutModel) -> Iterator[tuple[TextModel, CutModel]]:
+def model(directory: str, tower: CutModel) -> Iterator[tuple[TextModel, CutReference]]:
     sizes = Sizes(chunk=CHUNK, images=tower.manifest.model_id)
-    cut = CutModel(build(directory, 60_000, sizes=sizes))
+    cut = CutReference(build(directory, 60_000, sizes=sizes))
     info = cut.manifest.text
     assert info is not None and len(cut.manifest.tasks) > 1
     data = (Path(directory) / "tokenizer.json").read_bytes()
@@ -106,7 +106,7 @@ def test_an_image_becomes_rows_of_the_language_model(tower: CutModel) -> None:
 
 @pytest.mark.long  # in small: the rows of one image above
 def test_a_prompt_with_images_is_as_hugging_face_reads_it(
-    tower: CutModel, model: tuple[TextModel, CutModel]
+    tower: CutModel, model: tuple[TextModel, CutReference]
 ) -> None:
     text, cut = model
     golden = np.load(GOLDEN / "image_logits.npz")
@@ -139,7 +139,7 @@ def test_a_prompt_with_images_is_as_hugging_face_reads_it(
     assert relative_error(np.concatenate(logits)[: len(wanted)], wanted) <= 1e-5
 
 
-def test_text_alone_is_as_without_images(model: tuple[TextModel, CutModel]) -> None:
+def test_text_alone_is_as_without_images(model: tuple[TextModel, CutReference]) -> None:
     text, cut = model
     info = text.info.images
     assert info is not None
@@ -161,7 +161,7 @@ def test_text_alone_is_as_without_images(model: tuple[TextModel, CutModel]) -> N
     assert relative_error(logits[0][0], wanted) <= 1e-5
 
 
-def test_prompts_whose_images_do_not_fit(model: tuple[TextModel, CutModel]) -> None:
+def test_prompts_whose_images_do_not_fit(model: tuple[TextModel, CutReference]) -> None:
     text, _ = model
     info, begin = text.info.images, "<start_of_image>"
     assert info is not None
@@ -187,7 +187,7 @@ def test_prompts_whose_images_do_not_fit(model: tuple[TextModel, CutModel]) -> N
         make_decoder(None, replace(asked(image, images=1), chunk=3))
 
 
-def test_models_that_are_no_tower(tower: CutModel, model: tuple[TextModel, CutModel]) -> None:
+def test_models_that_are_no_tower(tower: CutModel, model: tuple[TextModel, CutReference]) -> None:
     info, manifest = model[0].info.images, tower.manifest
     assert info is not None
     (port,) = manifest.inputs
@@ -204,7 +204,7 @@ def test_models_that_are_no_tower(tower: CutModel, model: tuple[TextModel, CutMo
             find_pixels(other, wanted)
 
 
-def test_manifests_whose_images_do_not_fit(model: tuple[TextModel, CutModel]) -> None:
+def test_manifests_whose_images_do_not_fit(model: tuple[TextModel, CutReference]) -> None:
     manifest = model[1].manifest
     assert manifest.text is not None
     info = manifest.text.images

@@ -404,7 +404,7 @@ def test_an_endless_program_is_cut_off(tmp_path: Path, monkeypatch: pytest.Monke
         read_state_file(path)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a01_damaged_files(data: st.DataObject, tmp_path: Path) -> None:
     """Whatever is changed in a real file: tensors inside the file, or one sentence."""

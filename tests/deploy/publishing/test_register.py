@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_
 from splitup.devnet.anvil import derive_key
 from splitup.storage.gateway_client import GatewayClient
 from tests.builders import find_free_port
-from tests.deploy.llamas import EXAMPLE
+from tests.deploy.llamas import TINY
 from tests.oracle.gateway_network import MNEMONIC, Network, run_network
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -228,7 +227,7 @@ async def test_failures_say_what_to_do(network: Network, models: str, tmp_path: 
     assert code == 2 and "raise --target-vram to at least" in answer["error"]
     code, answer = await register_cli(home, str(tmp_path / "missing"), "fifth")
     assert code == 2 and "does not exist" in answer["error"]
-    shutil.copy(EXAMPLE / "config.json", tmp_path / "config.json")
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
     code, answer = await register_cli(home, str(tmp_path / "config.json"), "fifth", target="2MB")
     assert code == 2 and "has no weights, so it cannot be registered" in answer["error"]
     code, answer = await register_cli(home, model, "n" * 65)
@@ -254,9 +253,10 @@ async def test_a_dry_run_and_inspect_show_the_id_of_the_registration(
     flags = ("--target-vram", "20kB", "--price", "0.04", "--json")
     model = f"{models}:sixth"
     arguments = ("register", "--model", model, "--name", "sixth", *flags)
-    code, output = await invoke(*arguments, "--dry-run")
+    code, output = await invoke(*arguments, "--dry-run", "--config", str(tmp_path / "nowhere"))
     assert code == 0
     dry = json.loads(output.splitlines()[-1])
+    assert len(dry["tasks"]) > 1 and all(task["vram_bytes"] <= 20_000 for task in dry["tasks"])
     code, output = await invoke("inspect", model, *flags)
     assert (code, json.loads(output.splitlines()[-1])["model_id"]) == (0, dry["model_id"])
     code, output = await invoke(*arguments, "--config", str(home))
@@ -333,13 +333,3 @@ async def test_usage_of_a_model_that_nobody_used(
     assert (code, found["model_id"], found["executions"]) == (0, done["model_id"], 0)
     code, output = await invoke("usage", "nothing", "--config", str(home))
     assert code == 2 and "splitup-deploy list" in output
-
-
-async def test_dry_run_needs_no_network(models: str, tmp_path: Path) -> None:
-    code, output = await invoke(
-        *("register", "--model", f"{models}:first", "--name", "x", "--target-vram", "20kB"),
-        *("--dry-run", "--json", "--config", str(tmp_path / "nowhere")),
-    )
-    described = json.loads(output.splitlines()[-1])
-    assert code == 0 and len(described["tasks"]) > 1
-    assert all(task["vram_bytes"] <= 20_000 for task in described["tasks"])

@@ -373,23 +373,16 @@ async def test_s55_what_cannot_be_keys_starts_no_process_and_takes_no_place(
         assert begun == [len(whole)]
 
 
-async def test_s31_a_session_computes_few_answers_at_once() -> None:
+async def test_s31_hostile_requests_get_a_sentence_and_leave_the_host_running() -> None:
+    """And a session computes few answers at once, of which none is larger than it may be."""
     async with run_host() as (host, server), SignedClient() as http:
         adapter = await EncryptedAdapter.open(http, AdapterOptions(server.url, "poems"), WIDTH)
         [(name, session)] = host._sessions.items()
+        query = routes.ADAPTER_QUERY.url(server.url, session=name)
         session.running = 4
         with pytest.raises(Throttled, match="computes 4 answers at once"):
-            await post(http, routes.ADAPTER_QUERY.url(server.url, session=name), b"x")
+            await post(http, query, b"x")
         session.running = 0
-        await check_answer(adapter)
-        assert session.running == 0
-
-
-async def test_hostile_requests_get_a_sentence_and_leave_the_host_running() -> None:
-    async with run_host() as (host, server), SignedClient() as http:
-        adapter = await EncryptedAdapter.open(http, AdapterOptions(server.url, "poems"), WIDTH)
-        [name] = host._sessions
-        query = routes.ADAPTER_QUERY.url(server.url, session=name)
         start = routes.ADAPTER_KEYS.url(server.url, adapter=ADAPTER.info.adapter)
         parameters = ADAPTER.info.parameters
         for data in (b"", b"x", os.urandom(100_000)):
@@ -409,25 +402,18 @@ async def test_hostile_requests_get_a_sentence_and_leave_the_host_running() -> N
         foreign = ClientKeys(parameters)  # a ciphertext of another key: an answer that is noise
         answer = await post(http, query, foreign.encrypt(LAYOUT.pack(np.ones(WIDTH) / 8)))
         assert np.abs(foreign.decrypt(answer[ANSWER_HEAD.size :])).max() > 1
-        assert len(host._sessions) == 1
-        await check_answer(adapter)
-
-
-async def test_a_compressed_bomb_ends_at_the_process(tmp_path: object) -> None:
-    """Zeros that zstd packs 10,000 times smaller are refused, and the session goes on."""
-    async with run_host() as (host, server), SignedClient() as http:
-        adapter = await EncryptedAdapter.open(http, AdapterOptions(server.url, "poems"), WIDTH)
-        [name] = host._sessions
-        # a frame without a size: blocks of 128 KiB of one repeated byte, four bytes each
+        # zeros that zstd packs 10,000 times smaller, in a frame without a size: blocks of 128 KiB
+        # of one repeated byte, four bytes each
         blocks = 32_000
         frame = b"\x28\xb5\x2f\xfd\x00\x58" + b"".join(
             ((131_072 << 3) | 2 | (index == blocks - 1)).to_bytes(3, "little") + b"\0"
             for index in range(blocks)
         )
-        good = ClientKeys(ADAPTER.info.parameters).encrypt(np.zeros(LAYOUT.slots))
+        good = foreign.encrypt(np.zeros(LAYOUT.slots))
         bomb = good[:8] + (16 + len(frame)).to_bytes(8, "little") + frame
         with pytest.raises(Refused, match=r"the ciphertext: |expand"):
-            await post(http, routes.ADAPTER_QUERY.url(server.url, session=name), bomb)
+            await post(http, query, bomb)
+        assert len(host._sessions) == 1 and session.running == 0
         await check_answer(adapter)
 
 
