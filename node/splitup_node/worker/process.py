@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput, SplitUpError, Unavailable
+from splitup.core.garbage_collection import pause_garbage_collection
 from splitup.sandbox.confinement import confine
 from splitup.sandbox.lifeline import end_with_peer
 from splitup_node.worker.ipc import (
@@ -59,7 +60,8 @@ class Worker:
         lacks: Sequence[str] = (),
     ) -> None:
         """``lacks`` are the sentences of ``confine``."""
-        from splitup.backend import runtime  # imports tinygrad, which takes a second
+        with pause_garbage_collection():
+            from splitup.backend import runtime  # imports tinygrad, which takes half a second
 
         self._runtime = runtime
         self._options: dict[str, Any] = {"device_index": device_index, "threads": threads}

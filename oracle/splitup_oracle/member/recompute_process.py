@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from splitup.backend.compiler import compile_server
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput
+from splitup.core.garbage_collection import pause_garbage_collection
 from splitup.core.tensors import StepsDigest, TensorSpec
 from splitup.graph import gates
 from splitup.graph.compare import compare_tensors
@@ -265,9 +266,10 @@ def _name_files(job: Mapping[str, Any], passed: Sequence[int]) -> dict[str, Any]
 
 def main() -> None:
     # opens what tells its memory; and what a fork has imported, the next one would import again
-    from splitup.backend import runtime as runtime
-    from splitup.backend.compiler import compile_process as compile_process
-    from splitup.graph import noise as noise
+    with pause_garbage_collection():
+        from splitup.backend import runtime as runtime
+        from splitup.backend.compiler import compile_process as compile_process
+        from splitup.graph import noise as noise
 
     serve_confined(answer, os.environ.get("DEV", ""), forks=True)
 

@@ -20,6 +20,7 @@ from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.core import tuning
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidModel, TooSlow, Unavailable
+from splitup.core.garbage_collection import pause_garbage_collection
 from splitup.graph.ir import parse_graph, remove_names
 from splitup.sandbox.child import ChildDied, ChildFailed
 from splitup.sandbox.confinement import serve_confined
@@ -119,9 +120,10 @@ def _remove_names(graph: bytes) -> bytes:
 
 def answer(question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer:
     """Compile a graph."""
-    from splitup.backend.compiler.compile_process import compile_to_bytes
-    from splitup.backend.runtime import describe_device, load_checked
-    from splitup.graph.noise import add_noise
+    with pause_garbage_collection():
+        from splitup.backend.compiler.compile_process import compile_to_bytes
+        from splitup.backend.runtime import describe_device, load_checked
+        from splitup.graph.noise import add_noise
 
     device = describe_device(question["device_index"]).device
 
@@ -134,9 +136,8 @@ def answer(question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer
 
 
 def main() -> None:
-    from splitup.backend.compiler import (
-        compile_process as compile_process,  # opens what tells its memory
-    )
+    with pause_garbage_collection():  # what follows opens what tells its memory
+        from splitup.backend.compiler import compile_process as compile_process
 
     serve_confined(answer, os.environ.get("DEV", ""), forks=True)
 
