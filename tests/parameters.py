@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 
-def some_of(names: Iterable[Any], *kept: Any) -> list[Any]:
-    """Return one parameter for each name; those that are not kept run in make test-all only."""
-    names = list(names)
-    assert set(kept) <= set(names), "a name that is none of them"
-    return [n if n in kept else pytest.param(n, marks=pytest.mark.long) for n in names]
+def some_of(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """Return one parameter for each value; those that are not kept run in make test-all only."""
+    values = list(values)
+    assert set(kept) <= set(values), "a value that is none of them"
+    return [v if v in kept else pytest.param(v, marks=pytest.mark.long) for v in values]

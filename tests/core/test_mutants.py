@@ -31,7 +31,7 @@ def test_the_security_page_names_every_protection_once_and_no_other() -> None:
     assert sorted(named) == sorted(mutant.name for mutant in MUTANTS)
 
 
-@pytest.mark.parametrize("every", [48, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [96, pytest.param(1, marks=pytest.mark.long)])
 def test_cheap_tests_fail_without_the_protections_that_they_hold(every: int) -> None:
     """``make mutants`` tries all of them."""
     command = [sys.executable, "-m", "tests.mutants", "--quick", "--every", str(every)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from itertools import product
@@ -197,22 +198,26 @@ def check_command(command: Any, words: list[str], line: str) -> None:
             command = found
 
 
-def iter_sources() -> Iterator[Path]:
-    for pattern in ("*.py", "*.sol", "*.ts", "*.toml"):
-        for folder in (*PACKAGES.values(), *OTHER_SOURCES):
-            yield from (ROOT / folder).rglob(pattern)
+@functools.cache
+def read_sources() -> list[tuple[Path, str]]:
+    return [
+        (path, path.read_text("utf-8"))
+        for folder in (*PACKAGES.values(), *OTHER_SOURCES)
+        for path in (ROOT / folder).rglob("*.*")
+        if path.suffix in (".py", ".sol", ".ts", ".toml")
+    ]
 
 
 def test_pages_named_in_the_code_exist() -> None:
-    for path in iter_sources():
-        for name in NAMED_PAGE.findall(path.read_text("utf-8")):
+    for path, text in read_sources():
+        for name in NAMED_PAGE.findall(text):
             assert (ROOT / name).is_file(), f"{name_page(path)}: there is no {name}"
 
 
 def test_named_decisions_exist() -> None:
     decisions = {int(page.name[:4]) for page in (ROOT / "docs/adr").glob("0*.md")}
-    for path in (*PAGES, *iter_sources()):
-        for found in DECISION.finditer(path.read_text("utf-8")):
+    for path, text in (*((page, page.read_text("utf-8")) for page in PAGES), *read_sources()):
+        for found in DECISION.finditer(text):
             numbers = {int(number) for number in re.findall(r"\d+", found[0])}
             assert numbers <= decisions, f"{name_page(path)}: there is no {found[0]}"
 

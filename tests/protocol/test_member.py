@@ -32,6 +32,7 @@ from splitup.protocol.settlement.chain_commitments import (
     compute_commitments_root,
 )
 from tests.builders import make_chain_manifest, task_id
+from tests.parameters import some_of
 from tests.protocol.committees import make_committee, make_identity, make_keys
 from tests.protocol.simulator import (
     GRACE_S,
@@ -89,7 +90,7 @@ def test_the_certificate_exists_one_round_trip_of_two_after_the_request() -> Non
     assert round((simulation.now % 1) * 1000) == 2 + 5 + 5
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("place", some_of(range(4), 0, 3))
 def test_f06_one_member_down(place: int) -> None:
     simulation = start(seed=place, economics=VERIFY_ALL)
     simulation.down.add(simulation.identities[place].address)
@@ -149,7 +150,7 @@ def test_a_member_that_missed_everything_catches_up_from_its_peers() -> None:
     settle(simulation, execution_id)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some_of(range(4), 0))
 def test_f09_duplicate_reordered_and_late_messages(seed: int) -> None:
     network = Network(repeat=0.5, delay_ms=(1, 700))
     simulation = start(seed=seed, network=network, economics=VERIFY_ALL)
@@ -158,7 +159,7 @@ def test_f09_duplicate_reordered_and_late_messages(seed: int) -> None:
     assert simulation.faults == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some_of(range(4), 2))
 def test_f10_a_third_of_the_messages_lost_and_two_seconds_of_delay(seed: int) -> None:
     network = Network(loss=0.3, repeat=0.1, delay_ms=(1, 2000))
     simulation = Simulation(seed, network=network, economics=VERIFY_ALL)

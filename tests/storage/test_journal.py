@@ -186,7 +186,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return image
 
 
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [32, pytest.param(1, marks=pytest.mark.long)])
 def test_f23_a_log_torn_at_any_byte_recovers_a_prefix(
     crashed: Path, tmp_path: Path, every: int
 ) -> None:

@@ -108,6 +108,7 @@ async def test_a_broken_device_fails_the_audit_and_serves_nothing(
     assert loaded_tasks.programs == {} and loaded_tasks.free_bytes == 10**8
 
 
+@pytest.mark.long  # in small: e2e/test_restart.py has a node that lies
 async def test_a_dishonest_worker_passes_its_own_audit(open_tasks: Open, tmp_path: Path) -> None:
     manifest, _ = make_manifest()
     store(tmp_path / "cache", manifest)

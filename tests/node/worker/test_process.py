@@ -181,7 +181,7 @@ async def test_a21_a_cache_that_was_tampered_with_at_one_step_shows_in_the_state
     honest, corrupt = await supervisor.digest_state(1), await supervisor.digest_state(2)
     assert honest == hashlib.sha256(np.array([16, 20], np.float32).tobytes()).hexdigest()
     assert corrupt != honest
-    supervisor.kill("its caches are wrong")
+    await supervisor.unload(program)  # its caches are wrong
 
 
 async def test_the_worker_survives_failed_requests(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ async def test_s04_steps_run_while_a_task_is_loading(
     program = (await load(supervisor, tmp_path, make_accumulator()))["program"]
     values(await run(supervisor, 700, program, [1.0] * 4))
     hostile = tmp_path / "hostile.json"
-    hostile.write_bytes(make_shifts(6).to_bytes())  # legal, and takes a second
+    hostile.write_bytes(make_shifts(5).to_bytes())  # legal, and takes a second
     loading = asyncio.create_task(supervisor.load(hostile, None))
     for step in range(2, 42):
         assert values(await run(supervisor, 700, program, [1.0] * 4)) == [float(step)] * 4
@@ -414,19 +414,6 @@ async def test_s04_a_task_for_more_memory_than_the_worker_has_is_refused(
     path.write_bytes(make_swelling(600).to_bytes())
     with pytest.raises(TaskFailed, match=f"{10**8} are declared"):
         await supervisor.load(path, None, 10**12)
-
-
-async def test_state_memory_is_bounded(start: Start, tmp_path: Path) -> None:
-    size = 1000
-    supervisor = await start(memory_bytes=size * 4 * 8)
-    loaded = await load(supervisor, tmp_path, make_accumulator(size))
-    room = (size * 4 * 8 - loaded["vram_bytes"]) // loaded["state_bytes"] + 1
-    for session in range(room):
-        values(await run(supervisor, session, loaded["program"], [1.0] * size))
-    refused = await run(supervisor, room, loaded["program"], [1.0] * size)
-    assert isinstance(refused, TaskFailed) and "no memory for another state" in str(refused)
-    supervisor.drop([0])
-    values(await run(supervisor, room, loaded["program"], [1.0] * size))
 
 
 async def test_large_tensors_cross_the_socket_whole(supervisor: Supervisor, tmp_path: Path) -> None:

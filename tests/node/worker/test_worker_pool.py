@@ -3,11 +3,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,14 +24,6 @@ from tests.node.network import get_pids
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MEMORY = (10**6, 10**7)
-OTHER_CLASS = """
-import sys
-from splitup_node.worker.process import Worker, main
-class Other(Worker):
-    def describe(self):
-        return super().describe() | {"determinism_class": "another"}
-main(worker_class=Other)
-"""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -132,19 +123,17 @@ async def test_f25_the_death_of_one_worker_does_not_affect_the_other(
     assert await run(workers, 9, again, [1, 1]) == [1, 1]
 
 
-async def test_devices_of_different_determinism_classes_are_refused(tmp_path: Path) -> None:
-    other = (sys.executable, "-c", OTHER_CLASS)
-    workers = Workers(
-        [
-            Supervisor(tmp_path, memory_bytes=10**6, device="CPU:X86"),
-            Supervisor(tmp_path, memory_bytes=10**6, device="CPU:X86", worker_argv=other),
-        ]
-    )
-    try:
-        with pytest.raises(ConfigurationError, match="one node per kind of device"):
-            await workers.start()
-    finally:
-        await workers.close()
+async def test_devices_of_different_determinism_classes_are_refused() -> None:
+    class Device:
+        def __init__(self, determinism: str) -> None:
+            self.report = {"device": "GPU", "determinism_class": determinism}
+
+        async def start(self) -> dict[str, str]:
+            return self.report
+
+    await Workers(cast(Any, [Device("one"), Device("one")])).start()
+    with pytest.raises(ConfigurationError, match="one node per kind of device"):
+        await Workers(cast(Any, [Device("one"), Device("another")])).start()
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_members_that_rest_make_no_snapshots_and_look_only_when_a_timer_is_due()
     simulation = start()
     members = rest(simulation)
     before = simulation.chain.sequence
-    simulation.run(5 * limits.SNAPSHOT_REFRESH_S)
+    simulation.run(2 * limits.SNAPSHOT_REFRESH_S)
     assert simulation.chain.sequence == before
     for member in members:
         now = simulation.now

@@ -20,13 +20,14 @@ from splitup.crypto.signature_scheme import REAL
 from splitup.protocol.committee.commands import Command, Persist, SubmitEvidence
 from splitup.protocol.committee.events import Tick
 from splitup.protocol.member import CommitteeMember
+from tests.parameters import some_of
 from tests.protocol.histories import History, run_scenario, run_seed
 from tests.protocol.scenarios import Broken, Partition, Scenario, make_scenario
 
 # beside the systematic ones below, and the worlds in ``tests/protocol/adversary``; more by the
 # environment, for long searches
 HISTORIES = int(os.environ.get("SPLITUP_HISTORIES", "1000"))
-FEW = 50
+FEW = 30
 LONG = pytest.mark.long
 PROCESSES = 2
 
@@ -86,7 +87,7 @@ def test_f08_a19_all_partitions_under_all_leaders_with_every_member_doubled(part
     assert run_all(run_scenario, scenarios[part]) == []
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some_of(range(6), 0, 1))
 def test_real_signatures_change_nothing(seed: int) -> None:
     """With ECDSA, Ed25519 and BLS seeds are others, but what is decided is the same."""
     scenario = replace(make_scenario(seed), size=4, twins=frozenset(), liars=frozenset())
@@ -106,13 +107,13 @@ def test_thirty_one_members() -> None:
 def test_a19_equivocating_members_are_found_and_only_they() -> None:
     """Every one accused is guilty (the checker says); most that sign two things are accused."""
     accused = 0
-    for seed in range(40):
+    for seed in range(20):
         history = History(Scenario(seed, liars=frozenset({seed % 4}), requests=3)).run()
         accused += len(history.accused)
         for life in history.lives:
             kept = [key for kind, key in life.journal if kind == "evidence"]
             assert not life.machine or len(kept) >= bool(life.machine.detector.list_evidence())
-    assert accused > 20
+    assert accused > 10
 
 
 def test_a19_evidence_is_brought_to_the_chain_again_after_a_restart() -> None:

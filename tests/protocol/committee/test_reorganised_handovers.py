@@ -28,7 +28,7 @@ from tests.protocol.cheap_scheme import CheapScheme, make_cheap_keys
 from tests.protocol.committees import make_committee, make_view
 from tests.protocol.simulator import GRACE_S, read_token
 
-SEEDS = 150
+SEEDS = 60
 CHEAP = CheapScheme()
 IDENTITIES, VIEW = make_committee()
 GROUP, SHARES = make_cheap_keys(4)

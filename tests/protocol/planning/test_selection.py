@@ -90,7 +90,7 @@ def test_shares_follow_weights() -> None:
     stakes = {n: 10**9 * 2 ** (n - 1) for n in range(1, 5)}
     snapshot = make_snapshot(4, 1, stakes=stakes)
     entries = snapshot.entries
-    draws = 4000
+    draws = 2_000
     wins = Counter(rank_all(seed(i), 0, EXECUTOR, snapshot)[0] for i in range(draws))
     weights = {entry.node: min(2**i, 4) for i, entry in enumerate(entries)}
     total = sum(weights.values())
@@ -101,17 +101,17 @@ def test_shares_follow_weights() -> None:
 def test_a_slow_node_still_earns() -> None:
     snapshot = make_snapshot(4, 1, rtts={1: 10_000})
     entries = snapshot.entries
-    wins = Counter(rank_all(seed(i), 0, EXECUTOR, snapshot)[0] for i in range(2000))
-    assert 0.04 < wins[entries[0].node] / 2000 < 0.12  # 1/4 against three ones: 1/13
+    wins = Counter(rank_all(seed(i), 0, EXECUTOR, snapshot)[0] for i in range(1_000))
+    assert 0.04 < wins[entries[0].node] / 1_000 < 0.12  # 1/4 against three ones: 1/13
 
 
 def test_a22_splitting_a_stake_gains_nothing() -> None:
     """Two nodes of half the stake win as often as one of the whole stake (below the cap)."""
     whole, split = make_snapshot(3, 1, stakes={1: 2 * 10**9}), make_snapshot(4, 1)
-    wins_whole = sum(rank_all(seed(i), 0, EXECUTOR, whole)[0] == address(1) for i in range(3000))
+    wins_whole = sum(rank_all(seed(i), 0, EXECUTOR, whole)[0] == address(1) for i in range(1_000))
     mine = {address(1), address(2)}
-    wins_split = sum(rank_all(seed(i), 0, EXECUTOR, split)[0] in mine for i in range(3000))
-    assert abs(wins_whole - wins_split) < 3000 * 0.04
+    wins_split = sum(rank_all(seed(i), 0, EXECUTOR, split)[0] in mine for i in range(1_000))
+    assert abs(wins_whole - wins_split) < 1_000 * 0.06
 
 
 def test_a22_beyond_the_cap_nodes_earn_by_their_stakes() -> None:

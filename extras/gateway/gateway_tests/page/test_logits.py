@@ -47,11 +47,11 @@ PREPARE = """
     }
 """
 TABLES: list[dict[str, Any]] = [
-    {"kind": "float16", "rows": 5_003, "width": 256, "spread": 0.05, "seed": 1},
+    {"kind": "float16", "rows": 2_003, "width": 256, "spread": 0.05, "seed": 1},
     {"kind": "float16", "rows": 40, "width": 1, "spread": 1e-7, "seed": 2},
-    {"kind": "bfloat16", "rows": 3_001, "width": 100, "spread": 1.0, "seed": 3},
-    {"kind": "float32", "rows": 2_000, "width": 67, "spread": 1e-3, "seed": 4},
-    {"kind": "blocks", "rows": 5_003, "width": 250, "spread": 0.05, "seed": 6},
+    {"kind": "bfloat16", "rows": 2_001, "width": 100, "spread": 1.0, "seed": 3},
+    {"kind": "float32", "rows": 1_000, "width": 67, "spread": 1e-3, "seed": 4},
+    {"kind": "blocks", "rows": 1_003, "width": 250, "spread": 0.05, "seed": 6},
     {"kind": "float32", "rows": 1, "width": 5_000, "spread": 1e15, "seed": 5},
 ]
 

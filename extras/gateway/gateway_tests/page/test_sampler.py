@@ -10,7 +10,7 @@ from gateway_tests.page.device import run_on_device
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
 from splitup.decode.sampler import Sampler, compute_gumbel
 
-CASES = 300
+CASES = 100
 STEPS = 4
 CHOOSE = """
     return given.map(({ options, prompt, logits, position }) => {

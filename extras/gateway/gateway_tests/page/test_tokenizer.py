@@ -59,9 +59,9 @@ def make_corpus() -> list[str]:
         if unicodedata.category(chr(code)) not in ("Cn", "Cs", "Co")
     ]
     dice = random.Random(15)
-    texts = ["".join(known[place : place + 40]) for place in range(0, len(known), 400)]
+    texts = ["".join(known[place : place + 40]) for place in range(0, len(known), 1_000)]
     words = [word for text in WRITTEN for word in text.split(" ")]
-    for _ in range(300):
+    for _ in range(100):
         parts = [
             dice.choice(words) if dice.random() < 0.6 else "".join(dice.choices(known, k=3))
             for _ in range(dice.randrange(1, 12))
@@ -75,7 +75,7 @@ def test_texts_and_tokens_are_those_of_python() -> None:
     texts = make_corpus()
     dice = random.Random(16)
     vocab = library.get_vocab_size()
-    lists = [[dice.randrange(vocab) for _ in range(dice.randrange(20))] for _ in range(300)]
+    lists = [[dice.randrange(vocab) for _ in range(dice.randrange(20))] for _ in range(100)]
     lists += [library.encode(text).ids for text in texts[:200]]
     [found] = run_on_device(COMPARE, [{"file": FILE, "texts": texts, "lists": lists}])
     for text, encoded, plain in zip(texts, found["encoded"], found["plain"], strict=True):

@@ -430,24 +430,27 @@ async def test_impatient_clients_do_not_pay_for_what_they_do_not_get(
             model.free_steps = 0
             model.release(1)
 
-    async def ask(url: str) -> int:
-        async with openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key="none", timeout=patience_s, max_retries=2
-        ) as client:
-            try:
-                await client.completions.create(
-                    model=NAME, prompt="weather?", max_tokens=tokens, temperature=0
-                )
-            except openai.APITimeoutError:
-                return 0
-            except openai.RateLimitError as error:
-                assert int(error.response.headers["Retry-After"]) >= 1
-                return 0
-            return tokens
+    async def ask(client: openai.AsyncOpenAI) -> int:
+        try:
+            await client.completions.create(
+                model=NAME, prompt="weather?", max_tokens=tokens, temperature=0
+            )
+        except openai.APITimeoutError:
+            return 0
+        except openai.RateLimitError as error:
+            assert int(error.response.headers["Retry-After"]) >= 1
+            return 0
+        return tokens
 
     before, pacing = model.steps, asyncio.create_task(pace())
-    async with serve_script(model) as url, asyncio.timeout(2 * HANG_S):
-        delivered = sum(await asyncio.gather(*(ask(url) for _ in range(clients))))
+    async with (
+        serve_script(model) as url,
+        openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", timeout=patience_s, max_retries=2
+        ) as client,
+        asyncio.timeout(2 * HANG_S),
+    ):
+        delivered = sum(await asyncio.gather(*(ask(client) for _ in range(clients))))
     pacing.cancel()
     assert delivered and model.steps - before <= 1.5 * delivered
 

@@ -204,6 +204,9 @@ def process() -> Iterator[Any]:
         yield running
 
 
+PIECES = [LIBRARY.decode([token]) for token in range(LIBRARY.get_vocab_size())]
+
+
 async def write(process: Any, grammar: Grammar | None, seed: int, bias: str = "") -> str:
     """Return a random text of a grammar, preferring tokens that begin ``bias``."""
     assert grammar is not None
@@ -214,8 +217,7 @@ async def write(process: Any, grammar: Grammar | None, seed: int, bias: str = ""
         await text.ready()
         allowed = np.flatnonzero(text.get_mask())
         said = LIBRARY.decode(tokens)
-        fitting = [token for token in allowed if token and bias.startswith(
-            said + LIBRARY.decode([int(token)]))]  # fmt: skip
+        fitting = [token for token in allowed if token and bias.startswith(said + PIECES[token])]
         token = int(choices.choice(fitting or list(allowed)))
         if token == 0:
             break
