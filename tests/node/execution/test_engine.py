@@ -67,24 +67,16 @@ class Pair:
         return [results[step] for step in range(len(xs))]
 
 
-@contextlib.asynccontextmanager
-async def open_nodes(root: Path) -> AsyncIterator[list[TestNode]]:
-    """Run two nodes with one store."""
-    store = Store()
-    async with contextlib.AsyncExitStack() as stack:
-        nodes = []
-        for name in ("a", "b"):
-            (root / name).mkdir()
-            node = TestNode(root / name, store, FRAGILE)
-            stack.push_async_callback(node.close)
-            nodes.append(node)
-        await asyncio.gather(*(node.start(GRAPHS) for node in nodes))
-        yield nodes
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def nodes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[TestNode]]:
-    async with open_nodes(tmp_path_factory.mktemp("nodes")) as opened:
+    """Two nodes with one store."""
+    root, store, opened = tmp_path_factory.mktemp("nodes"), Store(), list[TestNode]()
+    async with contextlib.AsyncExitStack() as stack:
+        for name in "ab":
+            (root / name).mkdir()
+            opened.append(TestNode(root / name, store, FRAGILE))
+            stack.push_async_callback(opened[-1].close)
+        await asyncio.gather(*(node.start(GRAPHS) for node in opened))
         yield opened
 
 
@@ -99,15 +91,6 @@ async def pair(nodes: list[TestNode]) -> AsyncIterator[Pair]:
         for queue in (node.finished, node.failed):
             while not queue.empty():
                 queue.get_nowait()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def own_pair(tmp_path: Path) -> AsyncIterator[Pair]:
-    """Two nodes that the test may break."""
-    async with open_nodes(tmp_path) as opened:
-        client = TestClient()
-        yield Pair(opened, opened[0].store, client)
-        await client.pool.close()
 
 
 def make_inputs(steps: int) -> list[np.ndarray]:
@@ -277,29 +260,31 @@ async def test_failed_step_is_reported_to_the_client_by_task_and_node(pair: Pair
     assert (await pair.nodes[0].failed.get()).life.failure
 
 
-async def test_f25_a_worker_crash_fails_only_executions_that_had_begun(own_pair: Pair) -> None:
-    node = own_pair.nodes[0]
-    begun, fresh = own_pair.plan(0, 0, 0, 0), own_pair.plan(0, 0, 0, 0)
-    crashing = own_pair.plan(0, 0, 0, 0)
+async def test_f25_a_worker_crash_fails_only_executions_that_had_begun(pair: Pair) -> None:
+    node = pair.nodes[0]
+    begun, fresh = pair.plan(0, 0, 0, 0), pair.plan(0, 0, 0, 0)
+    crashing = pair.plan(0, 0, 0, 0)
     for certificate in (begun, fresh, crashing):
         node.engine.start(certificate, MANIFEST)
-        await own_pair.client.connect(certificate)
+        await pair.client.connect(certificate)
         if certificate is begun:
-            await own_pair.run(begun, make_inputs(1))
+            await pair.run(begun, make_inputs(1))
     address = {node.identity.address}
-    own_pair.client.send(crashing, 0, np.array([CRASH, 0, 0, 0], np.float32), address)
+    pair.client.send(crashing, 0, np.array([CRASH, 0, 0, 0], np.float32), address)
     async with asyncio.timeout(HANG_S):
         await node.supervisor.wait_lost()
         node.programs.clear()
         node.engine.on_worker_lost("the worker process ended")
-        failed = {(await node.failed.get()).id for _ in range(2)}
-    assert failed == {c.plan.request.execution_id for c in (begun, crashing)}
+        failed = set[str]()  # those of other tests fail, too
+        while not failed >= {c.plan.request.execution_id for c in (begun, crashing)}:
+            failed.add((await node.failed.get()).id)
+    assert fresh.plan.request.execution_id not in failed
     await node.supervisor.restart()
     await node.load(GRAPHS)
     node.engine.resume()
     xs = make_inputs(2)
-    await own_pair.client.connect(fresh)
-    assert np.array_equal(await own_pair.run(fresh, xs), compute_reference(xs, TASKS))
+    await pair.client.connect(fresh)
+    assert np.array_equal(await pair.run(fresh, xs), compute_reference(xs, TASKS))
 
 
 async def test_a_bundle_carries_frames_of_several_executions_and_of_one_without_a_plan(
