@@ -217,7 +217,9 @@ async def write(process: Any, grammar: Grammar | None, seed: int, bias: str = ""
         await text.ready()
         allowed = np.flatnonzero(text.get_mask())
         said = LIBRARY.decode(tokens)
-        fitting = [token for token in allowed if token and bias.startswith(said + PIECES[token])]
+        fitting = []
+        if bias.startswith(said):
+            fitting = [t for t in allowed if t and bias.startswith(said + PIECES[t])]
         token = int(choices.choice(fitting or list(allowed)))
         if token == 0:
             break
