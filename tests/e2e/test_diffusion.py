@@ -24,7 +24,7 @@ from splitup.devnet.processes import find_program
 from tests.deploy.blocks import SDAR, save_blocks
 from tests.deploy.steps import run_step
 from tests.e2e.conftest import CHUNK, EXAMPLE, MODEL, Network
-from tests.e2e.test_serve import run_server
+from tests.e2e.server import run_server
 
 pytestmark = pytest.mark.long  # in small: decode/test_block_diffusion, client/text/test_block_model
 

@@ -20,7 +20,7 @@ from splitup.client.connection import SplitUp
 from splitup.devnet.processes import find_program
 from tests.builders import HANG_S
 from tests.e2e.conftest import Network
-from tests.e2e.test_serve import run_server
+from tests.e2e.server import run_server
 from tests.page_build import find_browser
 
 HOSTILE_ID = "0x" + secrets.token_hex(32)

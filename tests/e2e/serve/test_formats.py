@@ -7,7 +7,6 @@ import contextlib
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +17,9 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from tests.builders import HANG_S
-from tests.e2e.conftest import MODEL, Network
-from tests.e2e.test_serve import run_server
+from tests.e2e.conftest import MODEL
 
-NPM = Path(__file__).resolve().parents[1] / "npm"
+NPM = Path(__file__).resolve().parents[2] / "npm"
 CHAT = [{"role": "user", "content": "library for"}]
 
 
@@ -47,18 +45,6 @@ TOOLS = [
     {"type": "function", "function": PAINT},
     {"type": "function", "function": {"name": "stop"}},
 ]
-
-
-@pytest.fixture(scope="module")
-def url(network: Network) -> Iterator[str]:
-    with run_server(network, "--lease-steps", "800") as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        yield client
 
 
 def test_answers_are_of_their_schema(client: openai.OpenAI) -> None:
@@ -169,7 +155,7 @@ def test_a_response_calls_a_tool_and_gets_its_result(client: openai.OpenAI) -> N
     assert events[-1].response.output[0].arguments == call.arguments
 
 
-@pytest.mark.long  # in small: the calls that it makes are above, and it talks in test_serve.py
+@pytest.mark.long  # in small: the calls that it makes are above, and it talks in test_texts.py
 def test_langchain_calls_tools_and_parses(url: str) -> None:
     from langchain_openai import ChatOpenAI  # takes seconds of each process that collects tests
 
