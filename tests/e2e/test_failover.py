@@ -24,7 +24,7 @@ from tests.builders import HANG_S
 from tests.e2e.conftest import DRAFT, EXAMPLE, MODEL, Network
 from tests.texts import PROMPT, Disturb, Text, generate_text
 
-TOKENS = 120  # a second after each third of it something has happened
+TOKENS = 60  # half a second after each third of it something has happened
 
 
 async def generate(

@@ -344,9 +344,8 @@ async def test_whoever_brings_a_node_is_given_what_it_stakes(network: Network) -
         assert await net.chain.fetch_ether_wei(account) == GIFT_WEI
 
 
-@pytest.mark.parametrize(
-    ("model", "change", "options", "message"),
-    [
+async def test_bad_input_is_one_sentence_and_costs_nothing(network: Network) -> None:
+    cases: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         ("no-such-model", {}, {}, "there is no model 'no-such-model'"),
         ("0x" + "ab" * 32, {}, {}, "there is no model"),
         (MODEL, {"tokens": np.zeros((2, 1), np.int64)}, {}, "has dtype int64"),
@@ -356,18 +355,15 @@ async def test_whoever_brings_a_node_is_given_what_it_stakes(network: Network) -
         (MODEL, {"layout": None}, {}, "'layout' is missing"),
         (MODEL, {}, {"max_price_usdc": 0.000001}, "raise it to that"),
         (MODEL, {}, {"max_price_usdc": "much"}, "give an amount"),
-    ],
-)
-async def test_bad_input_is_one_sentence_and_costs_nothing(
-    network: Network, model: str, change: dict[str, Any], options: dict[str, Any], message: str
-) -> None:
-    inputs = {**make_inputs(2), **change}
-    inputs = {name: array for name, array in inputs.items() if array is not None}
+    ]
     async with SplitUp.connect(network.config) as net:
         head = await net.chain.fetch_head()
-        with pytest.raises(InvalidInput, match=message) as caught:
-            await net.execute(model, inputs, **options)
-        assert "\n" not in str(caught.value)
+        for model, change, options, message in cases:
+            inputs = {**make_inputs(2), **change}
+            inputs = {name: array for name, array in inputs.items() if array is not None}
+            with pytest.raises(InvalidInput, match=message) as caught:
+                await net.execute(model, inputs, **options)
+            assert "\n" not in str(caught.value)
         events = await net.chain.fetch_events("market", from_block=head.number + 1)
         assert not {"Deposited", "RequestNodeSelections"} & {event.name for event in events}
 

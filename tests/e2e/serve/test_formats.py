@@ -47,6 +47,7 @@ TOOLS = [
 ]
 
 
+@pytest.mark.long  # in small: a tool's arguments below, and tests/client/text/test_grammar.py
 def test_answers_are_of_their_schema(client: openai.OpenAI) -> None:
     longest = 200  # with the most white space that the grammar allows
     parsed = client.chat.completions.parse(
@@ -58,6 +59,9 @@ def test_answers_are_of_their_schema(client: openai.OpenAI) -> None:
         model=MODEL, input="library for", max_output_tokens=longest, text_format=Package
     )
     assert isinstance(response.output_parsed, Package) and response.status == "completed"
+
+
+def test_an_answer_is_json(client: openai.OpenAI) -> None:
     some = client.chat.completions.create(
         model=MODEL,
         messages=CHAT,

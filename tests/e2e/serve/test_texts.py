@@ -170,13 +170,13 @@ def test_requests_at_once_are_served_side_by_side(client: openai.OpenAI, url: st
                     many.completions.create(
                         model=MODEL, prompt=PROMPT, max_tokens=8, temperature=0.8, seed=seed % 3
                     )
-                    for seed in range(12)
+                    for seed in range(6)
                 )
             )
             return [answer.choices[0].text for answer in answers]
 
     texts = asyncio.run(ask())
-    assert texts[:3] == texts[3:6] == texts[6:9] == texts[9:] and len(set(texts)) > 1
+    assert texts[:3] == texts[3:] and len(set(texts)) > 1
 
 
 @pytest.mark.long  # in small: it sits on OpenAI's package, which the other tests use
@@ -231,6 +231,7 @@ async def test_bodies_that_are_no_request(url: str, path: str, body: bytes, stat
         assert json.loads(await reply.read())["error"]["message"]
 
 
+@pytest.mark.long  # in small: gateway_tests/serve/apis/test_streams.py; test_page.py stops a text
 async def test_a_client_that_leaves_ends_its_text_and_its_bill(
     network: Network, tmp_path: Path
 ) -> None:
