@@ -33,7 +33,8 @@ gc.disable()
 ROOT: Final = Path(__file__).parent
 # One process runs all tests of whole networks, in this order: two networks that start at once take
 # three times as long. The first has its own, on WebGPU; the others share one, and those that damage
-# it for good come last. A node that was killed loads all models again, so that comes early.
+# it for good come last. A node that was killed loads all models again, so that comes early; the
+# last one stays down until "restart".
 NETWORKS: Final = (
     *("devices", "network", "unfaithful", "metrics", "failover", "page", "private"),
     *("private_page", "split", "texts", "formats", "embeddings", "images", "diffusion"),

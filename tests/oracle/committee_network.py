@@ -364,6 +364,9 @@ class Network:
         mine = [event for event in events if event.args.get("executionId") == execution_id]
         return mine if any(event.name == "Settled" for event in mine) else []
 
+    def read_log(self, place: int) -> str:
+        return (self.directory / f"member{place}.log").read_text()
+
     def read_logs(self, lines: int = 10**9) -> str:
         """Return the last lines that each process wrote."""
         logs = {path.name: path.read_text() for path in sorted(self.directory.glob("*.log"))}
