@@ -265,7 +265,7 @@ async def test_a_client_that_leaves_ends_its_text_and_its_bill(
     assert receipt.steps * price_micro_usdc == key["spent_micro_usdc"]
 
 
-@pytest.mark.long  # in small: client/market/test_payments.py
+@pytest.mark.long  # in small: tests/chain/test_shared_account.py
 def test_a_lease_longer_than_the_network_allows_is_refused_at_the_start(network: Network) -> None:
     command = ["serve", MODEL, "--lease-seconds", "1801", "--config", str(network.config)]
     done = RUNNER.invoke(app, command)
