@@ -33,10 +33,11 @@ gc.disable()
 ROOT: Final = Path(__file__).parent
 # One process runs all tests of whole networks, in this order: two networks that start at once take
 # three times as long. The first has its own, on WebGPU; the others share one, and those that damage
-# it for good come last. A node that was killed loads all models again, so that comes early.
+# it for good come last. A node that was killed loads all models again, so that comes early; the
+# last one stays down until "restart".
 NETWORKS: Final = (
     *("devices", "network", "unfaithful", "metrics", "failover", "page", "private"),
-    *("private_page", "split", "serve", "serve_formats", "embeddings", "images", "diffusion"),
+    *("private_page", "split", "texts", "formats", "embeddings", "images", "diffusion"),
     *("encrypted_adapter", "workers", "gateways", "restart", "seven_members", "chaos", "hosts"),
 )
 # What takes longest, longest first: begun last, it would run when the others have nothing left.
@@ -92,12 +93,12 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {folder: place for place, folder in enumerate(FIRST)}
 
-    files = {f"tests/e2e/test_{name}.py": place for place, name in enumerate(NETWORKS)}
+    networks = {f"test_{name}": place for place, name in enumerate(NETWORKS)}
 
     def get_place(item: pytest.Item) -> tuple[int, int]:
-        path = item.path.relative_to(ROOT)
-        place = places.get(path.parts[1], len(places))
-        return place, files.get(path.as_posix(), len(files))
+        folder = item.path.relative_to(ROOT).parts[1]
+        within = networks.get(item.path.stem, len(networks)) if folder == "e2e" else 0
+        return places.get(folder, len(places)), within
 
     items.sort(key=get_place)  # stable: otherwise the order within a folder stays
 

@@ -164,10 +164,26 @@ class Network:
         values = json.loads((self.directory / name / "status.json").read_text())
         return bool(values["pid"] == self.replacements[name].pid)
 
+    @property
+    def down(self) -> list[str]:
+        """The nodes that were killed and run nowhere."""
+        running = {name for name, party in self.replacements.items() if party.poll() is None}
+        return sorted(name for name in self.killed - running if name.startswith("node-"))
+
     def wait_for_all(self) -> None:
-        """Wait until every node is live and holds every task of the model."""
-        self.wait_for(lambda: self.fetch_health().live_nodes == self.nodes)
-        self.wait_for_holders(self.nodes)
+        """Wait until every node that is up is live and holds every task of the model."""
+        up = self.nodes - len(self.down)
+        self.wait_for(lambda: self.fetch_health().live_nodes == up)
+        self.wait_for_holders(up)
+
+    def wait_until_gone(self, *names: str) -> None:
+        """Wait until no plan can name these nodes, which were killed."""
+
+        def are_gone() -> bool:
+            listed = {node.address for node in self.fetch_health().nodes if node.in_snapshot}
+            return not any(self.name_of(address) in names for address in listed)
+
+        self.wait_for(are_gone)
 
     def pid_of(self, name: str) -> int:
         if name in self.replacements:

@@ -32,7 +32,7 @@ from splitup.devnet.state import DevnetState
 from tests.builders import HANG_S
 from tests.chain.proxy import Proxy
 from tests.e2e.conftest import MODEL, NODE_VRAM_BYTES, Network, wait_for
-from tests.e2e.test_serve import run_keys
+from tests.e2e.server import run_keys
 
 SCRIPT = Path(__file__).with_name("chaos_network.py")
 NODES, MEMBERS = 6, 4

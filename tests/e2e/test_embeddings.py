@@ -22,7 +22,7 @@ from splitup.decode.texts import EncodedText, make_text_arrays
 from splitup.devnet.processes import find_program
 from tests.deploy.encoders import CASES, save_encoder
 from tests.e2e.conftest import MODEL, Network
-from tests.e2e.test_serve import run_keys, run_server
+from tests.e2e.server import run_keys, run_server
 
 pytestmark = pytest.mark.long  # in small: serve/apis/test_encoding.py, test_dialects.py
 

@@ -23,7 +23,7 @@ from tests.builders import HANG_S
 from tests.deploy.checkpoints import GOLDEN
 from tests.deploy.towers import NEW, PHOTO_PROMPT, make_photos, save_images
 from tests.e2e.conftest import MODEL, Network
-from tests.e2e.test_serve import run_server
+from tests.e2e.server import run_server
 from tests.page_build import find_browser
 
 EYES, GEMMA = "gemma-eyes", "gemma"

@@ -19,7 +19,7 @@ from splitup.devnet.processes import find_program
 from tests.builders import HANG_S
 from tests.client.test_telemetry import run_collector
 from tests.e2e.conftest import MODEL, ROOT, Network
-from tests.e2e.test_serve import run_server
+from tests.e2e.server import run_server
 
 MONITORING = ROOT / "deploy" / "monitoring"
 PARTIES = ("node-0", "member-0", "gateway-0")

@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from splitup.chain.earnings import fetch_days
 from splitup.chain.market import distribute
 from splitup.chain.models import RecordedModels, encode_edges, encode_tasks
 from splitup.chain.rpc import Rpc
+from splitup.cli.verbs import app
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
 from splitup.client.outcome import Receipt, Result, compute_percentile, compute_transitions
@@ -73,9 +75,12 @@ async def execute(network: Network, steps: int, **options: Any) -> Result:
         return await net.execute(MODEL, make_inputs(steps), **options)
 
 
-def run_cli(network: Network, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [find_program("splitup"), *arguments, "--config", network.directory, "--json"]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def run_cli(network: Network, *arguments: str) -> dict[str, Any]:
+    """Run the command line in this process; return its JSON object."""
+    done = CliRunner().invoke(app, [*arguments, "--config", str(network.directory), "--json"])
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 async def test_execution_equals_the_uncut_model_and_is_verified_and_paid(
@@ -166,18 +171,12 @@ def test_command_line_runs_and_tells_the_receipt(
     for name, array in inputs.items():
         np.save(tmp_path / f"{name}.npy", array)
     files = [f"--input={name}={tmp_path / name}.npy" for name in inputs]
-    done = run_cli(network, "run", MODEL, *files, "--output", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = run_cli(network, "run", MODEL, *files, "--output", str(tmp_path / "out"))
     logits = np.load(tmp_path / "out" / "logits.npy")
     assert report["outputs"]["logits"]["shape"] == list(logits.shape) == [3, 1, 2048]
     assert logits.tobytes() == expected[:3].tobytes()
-    done = run_cli(network, "receipt", report["execution_id"])
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["status"] == "settled"
-    done = run_cli(network, "check", report["execution_id"])
-    assert done.returncode == 0, done.stderr
-    checked = json.loads(done.stdout)
+    assert run_cli(network, "receipt", report["execution_id"])["status"] == "settled"
+    checked = run_cli(network, "check", report["execution_id"])
     assert (checked["difference"], checked["reported"]) == ("", {})
     assert len(checked["signers"]) >= 3
 
@@ -345,9 +344,8 @@ async def test_whoever_brings_a_node_is_given_what_it_stakes(network: Network) -
         assert await net.chain.fetch_ether_wei(account) == GIFT_WEI
 
 
-@pytest.mark.parametrize(
-    ("model", "change", "options", "message"),
-    [
+async def test_bad_input_is_one_sentence_and_costs_nothing(network: Network) -> None:
+    cases: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         ("no-such-model", {}, {}, "there is no model 'no-such-model'"),
         ("0x" + "ab" * 32, {}, {}, "there is no model"),
         (MODEL, {"tokens": np.zeros((2, 1), np.int64)}, {}, "has dtype int64"),
@@ -357,18 +355,15 @@ async def test_whoever_brings_a_node_is_given_what_it_stakes(network: Network) -
         (MODEL, {"layout": None}, {}, "'layout' is missing"),
         (MODEL, {}, {"max_price_usdc": 0.000001}, "raise it to that"),
         (MODEL, {}, {"max_price_usdc": "much"}, "give an amount"),
-    ],
-)
-async def test_bad_input_is_one_sentence_and_costs_nothing(
-    network: Network, model: str, change: dict[str, Any], options: dict[str, Any], message: str
-) -> None:
-    inputs = {**make_inputs(2), **change}
-    inputs = {name: array for name, array in inputs.items() if array is not None}
+    ]
     async with SplitUp.connect(network.config) as net:
         head = await net.chain.fetch_head()
-        with pytest.raises(InvalidInput, match=message) as caught:
-            await net.execute(model, inputs, **options)
-        assert "\n" not in str(caught.value)
+        for model, change, options, message in cases:
+            inputs = {**make_inputs(2), **change}
+            inputs = {name: array for name, array in inputs.items() if array is not None}
+            with pytest.raises(InvalidInput, match=message) as caught:
+                await net.execute(model, inputs, **options)
+            assert "\n" not in str(caught.value)
         events = await net.chain.fetch_events("market", from_block=head.number + 1)
         assert not {"Deposited", "RequestNodeSelections"} & {event.name for event in events}
 

@@ -20,7 +20,7 @@ from splitup.client.connection import SplitUp
 from splitup.devnet.processes import find_program
 from tests.builders import HANG_S
 from tests.e2e.conftest import Network
-from tests.e2e.test_serve import run_server
+from tests.e2e.server import run_server
 from tests.page_build import find_browser
 
 HOSTILE_ID = "0x" + secrets.token_hex(32)
@@ -64,7 +64,7 @@ def hostile_model(network: Network) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def url(network: Network, hostile_model: None) -> Iterator[str]:
-    with run_server(network, "--lease-steps", "60") as url:
+    with run_server(network, "--lease-steps", "32") as url:
         yield url.removesuffix("/v1")
 
 
@@ -105,7 +105,7 @@ def test_a_text_streams_and_says_who_computed_it(page: Page, url: str) -> None:
     page.evaluate(WATCH)
     page.get_by_label("Temperature").fill("2")  # at which hardly a text ends by itself
     page.get_by_label("Seed").fill("7")
-    ask(page, f"library for {HOSTILE}", 48)
+    ask(page, f"library for {HOSTILE}", 24)
     expect(page.get_by_role("button", name="Continue")).to_be_visible()
     lengths = page.evaluate("window.lengths")
     assert len(set(lengths)) >= 5 and lengths == sorted(lengths), "the text grew token by token"

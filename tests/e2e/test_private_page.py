@@ -23,7 +23,7 @@ from splitup.devnet.processes import find_program
 from tests.builders import HANG_S, find_free_port
 from tests.e2e.conftest import EXAMPLE, MODEL, PRIVATE, PRIVATE_0, Network
 from tests.e2e.recorder import Recorder, run_recorder
-from tests.e2e.test_serve import run_server
+from tests.e2e.server import run_server
 from tests.page_build import find_browser
 
 pytestmark = pytest.mark.long  # in small: gateway_tests/split and /page, without a network

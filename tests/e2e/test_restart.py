@@ -19,16 +19,8 @@ SPARE_MICRO_USDC = 100_000_000  # more than a node loses in a test
 FEWER_NODES = 3  # each loads every model again, and nothing here needs five
 
 
-async def test_one_committee_member_may_die(network: Network) -> None:
-    network.kill("member-0")
-    result = await execute(network, 4)
-    assert result.outputs["logits"].shape == (4, 1, 2048)
-    async with SplitUp.connect(network.config) as net:
-        assert (await net.receipt(result.execution_id)).status == "settled"
-
-
 def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network) -> None:
-    name = "node-1"
+    name = (*network.down, "node-1")[0]  # one that is down starts anyway
     network.replace(name, sys.executable, LYING_NODE, "always")
     # slashed as a validator it would fall below the least stake: it would be given no task,
     # and an execution whose snapshot still offers it could not be settled
@@ -40,7 +32,11 @@ def test_a_lying_node_loses_its_stake_and_honest_ones_are_paid(network: Network)
         for node in network.fetch_health().nodes
         if network.name_of(node.address) == name
     )
-    asyncio.run(_execute_until_slashed(network, address))
+    try:
+        asyncio.run(_execute_until_slashed(network, address))
+    finally:
+        network.kill(name)
+        network.wait_until_gone(name)
 
 
 async def _execute_until_slashed(network: Network, liar: str) -> None:
@@ -76,6 +72,14 @@ async def _execute_until_slashed(network: Network, liar: str) -> None:
     assert [p.amount_micro_usdc for p in back] == [
         sum(task.pay_micro_usdc(2) for task in result.manifest.tasks)
     ]
+
+
+async def test_one_committee_member_may_die(network: Network) -> None:
+    network.kill("member-0")
+    result = await execute(network, 4)
+    assert result.outputs["logits"].shape == (4, 1, 2048)
+    async with SplitUp.connect(network.config) as net:
+        assert (await net.receipt(result.execution_id)).status == "settled"
 
 
 @pytest.mark.long  # in small: chain/test_anvil.py, storage/test_s3_server.py, devnet/test_state.py

@@ -17,7 +17,7 @@ from splitup.core.tensors import check_inputs
 from splitup.decode.sampler import Sampler
 from splitup.decode.step import make_arrays, make_causal_step
 from tests.e2e.conftest import MODEL, PRIVATE, Network
-from tests.e2e.test_serve import run_server
+from tests.e2e.server import run_server
 
 PROMPT = "a fast parser of package descriptions, with"
 TOKENS = 6

@@ -287,9 +287,10 @@ async def wait_for_death(process: asyncio.subprocess.Process) -> None:
         assert await process.wait() == -signal.SIGKILL
 
 
-async def test_f01_a_node_killed_in_a_task_reports_it_after_its_restart(
+async def test_f01_f02_a_killed_node_reports_once_after_its_restart(
     market: NodeMarket, nodes: list[RunningNode], crashing: Crashing
 ) -> None:
+    """It is killed in a task, and then between its log and its report; at last it is stopped."""
     async with run_process(market, crashing.config, "run:5") as process:
         await market.take_snapshot([*nodes, crashing])  # type: ignore[list-item]
         certificate = await market.order([crashing] * TASKS, steps=STEPS, nonce=4)  # type: ignore[list-item]
@@ -301,24 +302,8 @@ async def test_f01_a_node_killed_in_a_task_reports_it_after_its_restart(
             client.send(certificate, step, x, {crashing.identity.address})
         await wait_for_death(process)
         await client.pool.close()
-    async with run_process(market, crashing.config):
-        client = TestClient(market.client_identity)
-        execution_id = certificate.plan.request.execution_id
-        link = client.pool.open(crashing.identity.address, crashing.endpoint, execution_id)
-        await wait_open(link, HANG_S)
-        async with asyncio.timeout(HANG_S):
-            failure = await client.failures.get()
-        assert "restarted" in failure.reason and failure.node == crashing.identity.address
-        await client.pool.close()
-        async with SignedClient() as http:
-            with pytest.raises(Refused, match="over on this node"):
-                await http.post_json(api.PLAN_CERTIFICATE.url(crashing.endpoint), certificate)
-
-
-async def test_f02_node_killed_between_its_log_and_its_report_reports_once_after_its_restart(
-    market: NodeMarket, nodes: list[RunningNode], crashing: Crashing
-) -> None:
     async with run_process(market, crashing.config, "logged") as process:
+        await check_failure_is_reported(market, crashing, certificate)
         await market.take_snapshot([*nodes, crashing])  # type: ignore[list-item]
         executors = [crashing, nodes[0], crashing, nodes[0]]
         certificate = await market.order(executors, steps=STEPS, nonce=7)  # type: ignore[arg-type]
@@ -327,8 +312,9 @@ async def test_f02_node_killed_between_its_log_and_its_report_reports_once_after
         await wait_for_death(process)
     execution_id = certificate.plan.request.execution_id
     assert (execution_id, crashing.identity.address) not in market.members.completions
-    async with run_process(market, crashing.config):
+    async with run_process(market, crashing.config) as process:
         completions = await wait_for_completions(market, certificate)
+        await check_stop_waits_for_executions(market, nodes, crashing, process)
     entries = {e.task: e for c in completions.values() for e in c.tasks}
     for task in range(1, TASKS - 1):
         assert entries[task].inputs == entries[task - 1].outputs
@@ -338,28 +324,46 @@ async def test_f02_node_killed_between_its_log_and_its_report_reports_once_after
     assert committed.root == completion.root()
 
 
-async def test_a_node_that_is_stopped_finishes_its_executions_first(
-    market: NodeMarket, nodes: list[RunningNode], crashing: Crashing
+async def check_failure_is_reported(
+    market: NodeMarket, crashing: Crashing, certificate: PlanCertificate
 ) -> None:
-    async with run_process(market, crashing.config) as process:
-        await market.take_snapshot([*nodes, crashing])  # type: ignore[list-item]
-        certificate = await market.order([crashing] * TASKS, steps=STEPS, nonce=8)  # type: ignore[list-item]
-        await market.notify(certificate)
-        client = TestClient(market.client_identity)
-        await client.connect(certificate)
-        x = np.ones(SIZE, np.float32)
-        for step in range(2):
-            client.send(certificate, step, x, {crashing.identity.address})
-            async with asyncio.timeout(HANG_S):
-                await client.outputs.get()
-            if step == 0:
-                process.terminate()  # with steps to come
-        client.end(certificate, 2)
+    client = TestClient(market.client_identity)
+    execution_id = certificate.plan.request.execution_id
+    link = client.pool.open(crashing.identity.address, crashing.endpoint, execution_id)
+    await wait_open(link, HANG_S)
+    async with asyncio.timeout(HANG_S):
+        failure = await client.failures.get()
+    assert "restarted" in failure.reason and failure.node == crashing.identity.address
+    await client.pool.close()
+    async with SignedClient() as http:
+        with pytest.raises(Refused, match="over on this node"):
+            await http.post_json(api.PLAN_CERTIFICATE.url(crashing.endpoint), certificate)
+
+
+async def check_stop_waits_for_executions(
+    market: NodeMarket,
+    nodes: list[RunningNode],
+    crashing: Crashing,
+    process: asyncio.subprocess.Process,
+) -> None:
+    await market.take_snapshot([*nodes, crashing])  # type: ignore[list-item]
+    certificate = await market.order([crashing] * TASKS, steps=STEPS, nonce=8)  # type: ignore[list-item]
+    await market.notify(certificate)
+    client = TestClient(market.client_identity)
+    await client.connect(certificate)
+    x = np.ones(SIZE, np.float32)
+    for step in range(2):
+        client.send(certificate, step, x, {crashing.identity.address})
         async with asyncio.timeout(HANG_S):
-            await client.traces.get()
-            assert await process.wait() == 0
-        assert client.failures.empty()
-        await client.pool.close()
+            await client.outputs.get()
+        if step == 0:
+            process.terminate()  # with steps to come
+    client.end(certificate, 2)
+    async with asyncio.timeout(HANG_S):
+        await client.traces.get()
+        assert await process.wait() == 0
+    assert client.failures.empty()
+    await client.pool.close()
     with Journal.open(crashing.config.data_dir) as journal:  # reported by now, or next time
         assert journal.get("completion", certificate.plan.request.execution_id) is not None
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import cast
 
 import pytest
 from splitup_gateway.commands.serve import add_models, list_waits
 from splitup_gateway.http_server import ApiServer
+from typer.testing import CliRunner
 
+from splitup.cli.verbs import app
 from splitup.client.network import Network
 from splitup.core.errors import InvalidInput
 from splitup.messages.snapshots import ModelHolders
@@ -50,3 +53,9 @@ def test_a_model_that_was_named_ends_a_server_that_cannot_serve_it() -> None:
     drafts: dict[str, str | None] = {"good": None, "hostile": None}
     with pytest.raises(InvalidInput, match="its tokenizer cannot be read"):
         asyncio.run(add_models(cast("ApiServer", Serving()), drafts, are_named=True))
+
+
+def test_a_server_for_everybody_needs_a_key_and_a_certificate(tmp_path: Path) -> None:
+    flags = ["--host", "0.0.0.0", "--keys", f"sqlite:///{tmp_path / 'keys.sqlite'}"]
+    done = CliRunner().invoke(app, ["serve", "model", *flags])
+    assert done.exit_code == 2 and "--host 0.0.0.0 is not a loopback address" in done.output

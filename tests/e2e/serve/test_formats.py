@@ -7,7 +7,6 @@ import contextlib
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +17,9 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from tests.builders import HANG_S
-from tests.e2e.conftest import MODEL, Network
-from tests.e2e.test_serve import run_server
+from tests.e2e.conftest import MODEL
 
-NPM = Path(__file__).resolve().parents[1] / "npm"
+NPM = Path(__file__).resolve().parents[2] / "npm"
 CHAT = [{"role": "user", "content": "library for"}]
 
 
@@ -49,18 +47,7 @@ TOOLS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def url(network: Network) -> Iterator[str]:
-    with run_server(network, "--lease-steps", "800") as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        yield client
-
-
+@pytest.mark.long  # in small: a tool's arguments below, and tests/client/text/test_grammar.py
 def test_answers_are_of_their_schema(client: openai.OpenAI) -> None:
     longest = 200  # with the most white space that the grammar allows
     parsed = client.chat.completions.parse(
@@ -72,6 +59,9 @@ def test_answers_are_of_their_schema(client: openai.OpenAI) -> None:
         model=MODEL, input="library for", max_output_tokens=longest, text_format=Package
     )
     assert isinstance(response.output_parsed, Package) and response.status == "completed"
+
+
+def test_an_answer_is_json(client: openai.OpenAI) -> None:
     some = client.chat.completions.create(
         model=MODEL,
         messages=CHAT,
@@ -169,7 +159,7 @@ def test_a_response_calls_a_tool_and_gets_its_result(client: openai.OpenAI) -> N
     assert events[-1].response.output[0].arguments == call.arguments
 
 
-@pytest.mark.long  # in small: the calls that it makes are above, and it talks in test_serve.py
+@pytest.mark.long  # in small: the calls that it makes are above, and it talks in test_texts.py
 def test_langchain_calls_tools_and_parses(url: str) -> None:
     from langchain_openai import ChatOpenAI  # takes seconds of each process that collects tests
 
