@@ -47,7 +47,6 @@ TOOLS = [
 ]
 
 
-@pytest.mark.long  # in small: a tool's arguments below, and tests/client/text/test_grammar.py
 def test_answers_are_of_their_schema(client: openai.OpenAI) -> None:
     longest = 200  # with the most white space that the grammar allows
     parsed = client.chat.completions.parse(
