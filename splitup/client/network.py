@@ -504,8 +504,8 @@ class Network(Closing):
         found = await self.fetch_encoder_model(model)
         if found.is_ranker:
             raise InvalidInput(
-                f"model {model} gives scores of pairs of texts, no embeddings; ask it at "
-                "/v1/rerank of 'splitup serve'"
+                f"model {model} gives scores of pairs of texts, no embeddings; ask for them by "
+                "'splitup serve' (rerank)"
             )
         if not texts or isinstance(texts, str):
             raise InvalidInput("give a list of texts, at least one")

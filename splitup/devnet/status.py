@@ -18,7 +18,8 @@ from splitup.client.market.member_answers import fetch_latest_snapshot
 from splitup.config import NODE_STATUS_FILE
 from splitup.core import tuning
 from splitup.core.errors import Refused, SplitUpError
-from splitup.devnet.funding import make_endpoint
+from splitup.crypto.keystore import read_address
+from splitup.devnet.funding import get_key_files, make_endpoint
 from splitup.devnet.s3_server import read_endpoint
 from splitup.devnet.state import GATEWAYS, OBJECTS, DevnetState
 from splitup.messages import api
@@ -143,8 +144,10 @@ async def fetch_health(
     with suppress(SplitUpError):  # there is none at first, or nobody shows it
         snapshot = await fetch_latest_snapshot(chain, http, members)
     owners = [("objects", store), *((n, make_endpoint(port)) for n, port in state.named_ports())]
-    numbers = map(str, range(state.nodes))
-    own = {value["address"] for one in numbers for value in _read_node_status(directory, one)}
+    own = set()
+    for number in range(state.nodes):
+        with suppress(SplitUpError):  # whose key was lost is not this network's any more
+            own.add(read_address(get_key_files(directory, f"node-{number}")[0]))
     leaving = sum(bool(node["unbondingAt"]) and node["account"] in own for node in registered)
     entries = {entry.node: entry for entry in snapshot.entries} if snapshot is not None else {}
     nodes = tuple(
@@ -189,8 +192,8 @@ def read_load_problems(directory: Path) -> dict[str, Counter[str]]:
     return found
 
 
-def _read_node_status(directory: Path, number: str = "*") -> Iterator[dict[str, Any]]:
-    for path in sorted(directory.glob(f"node-{number}/{NODE_STATUS_FILE}")):
+def _read_node_status(directory: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(directory.glob(f"node-*/{NODE_STATUS_FILE}")):
         with suppress(OSError, ValueError):  # the node has not written it yet
             yield json.loads(path.read_text())
 

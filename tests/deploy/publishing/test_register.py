@@ -291,8 +291,8 @@ async def test_a_name_s_newest_version_is_used_until_its_developer_retires_it(
     stranger = write_home(network, tmp_path / "stranger", account=7)
     code, output = await invoke("retire", "versions", "--json", "--config", str(stranger))
     assert code == 2 and "only its developer can retire it" in output
-    quote = await fetch_quote(network.owner, new["model_id"], 300)
-    full = await fetch_quote(network.owner, new["model_id"], 300, "100%")
+    quote = await fetch_quote(network.owner, new["model_id"], 300, deadline_s=30)
+    full = await fetch_quote(network.owner, new["model_id"], 300, "100%", deadline_s=30)
     assert quote.verify_bps == 800 and full.verify_bps == 10_000
     assert quote.locked_micro_usdc == full.locked_micro_usdc == full.average_micro_usdc
     assert quote.average_micro_usdc == pytest.approx(full.average_micro_usdc * 0.54, abs=2)
