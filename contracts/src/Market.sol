@@ -7,7 +7,6 @@ import {IERC20} from "@openzeppelin/contracts/token/ERC20/IERC20.sol";
 import {IERC20Permit} from "@openzeppelin/contracts/token/ERC20/extensions/IERC20Permit.sol";
 import {SafeERC20} from "@openzeppelin/contracts/token/ERC20/utils/SafeERC20.sol";
 import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
-import {MessageHashUtils} from "@openzeppelin/contracts/utils/cryptography/MessageHashUtils.sol";
 import {Math} from "@openzeppelin/contracts/utils/math/Math.sol";
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {MarketRules} from "./MarketRules.sol";
@@ -25,7 +24,8 @@ import {
 } from "./interfaces/IMarket.sol";
 import {IModelRegistry} from "./interfaces/IModelRegistry.sol";
 import {INodeRegistry} from "./interfaces/INodeRegistry.sol";
-import {accountOf, amountOf, hashList, pack} from "./libraries/AccountAmount.sol";
+import {accountOf, amountOf, hashList, sumPayouts} from "./libraries/AccountAmount.sol";
+import {digestToSign, hashRequest} from "./libraries/Requests.sol";
 
 /// @title The market
 /// @notice See {IMarket}.
@@ -49,11 +49,6 @@ contract Market is IMarket, Ownable2Step {
     uint256 internal constant LAST_CALL_S = 30; // before a deadline; from then on nobody waits for an executor's stake
     uint256 internal constant LEAST_RESERVED = 100e6; // what the place among the members' 4,096 executions counts as
 
-    bytes32 internal constant DOMAIN_TYPEHASH =
-        keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)");
-    bytes32 internal constant REQUEST_TYPEHASH = keccak256(
-        "Request(address client,bytes32 modelId,uint32 steps,bytes32 inputsDigest,bytes32 clientKey,uint96 maxPrice,uint64 deadline,uint64 nonce,uint64 snapshotSequence,bytes32 snapshotRoot,uint16 verifyBps)"
-    );
     bytes32 internal constant SEED_TAG = keccak256("splitup/plan-seed/v1");
     bytes32 internal constant PLAN_TYPEHASH = keccak256(
         "Plan(uint64 configuration,bytes32 executionId,bytes32 requestHash,bytes32 planRoot,bytes32 seed,uint32 executors)"
@@ -196,7 +191,7 @@ contract Market is IMarket, Ownable2Step {
         executionId = _open(request);
         Execution storage execution = _executions[executionId];
         execution.status = Status.Requested;
-        execution.record = _hashRequest(request);
+        execution.record = hashRequest(request);
     }
 
     /// @inheritdoc IMarket
@@ -206,7 +201,7 @@ contract Market is IMarket, Ownable2Step {
         bytes32 executionId = executionIdOf(request.client, request.nonce);
         Execution storage execution = _executions[executionId];
         _requireStatus(executionId, execution.status, Status.Requested);
-        bytes32 requestHash = _hashRequest(request);
+        bytes32 requestHash = hashRequest(request);
         require(execution.record == requestHash, RecordMismatch(executionId));
         _acceptPlan(executionId, execution.configuration, requestHash, plan, signatures);
     }
@@ -222,8 +217,8 @@ contract Market is IMarket, Ownable2Step {
             request.snapshotRoot != 0 && request.snapshotRoot == committee.snapshotRootOf(request.snapshotSequence),
             SnapshotUnknown(request.snapshotSequence, request.snapshotRoot)
         );
-        bytes32 requestHash = _hashRequest(request);
-        bytes32 digest = MessageHashUtils.toTypedDataHash(_domainSeparator(), requestHash);
+        bytes32 requestHash = hashRequest(request);
+        bytes32 digest = digestToSign(requestHash, address(this));
         (address signer, ECDSA.RecoverError failure,) = ECDSA.tryRecoverCalldata(digest, clientSignature);
         require(
             failure == ECDSA.RecoverError.NoError && signer == request.client, ClientSignatureInvalid(request.client)
@@ -398,7 +393,7 @@ contract Market is IMarket, Ownable2Step {
 
     /// @inheritdoc IMarket
     function requestHashOf(Request calldata request) external pure returns (bytes32) {
-        return _hashRequest(request);
+        return hashRequest(request);
     }
 
     /// @inheritdoc IMarket
@@ -495,17 +490,6 @@ contract Market is IMarket, Ownable2Step {
         require(block.timestamp >= until, Frozen(account, until));
     }
 
-    function _sumPayouts(bytes32[] calldata payouts) internal pure returns (uint256 paid) {
-        address previous;
-        for (uint256 i; i < payouts.length; ++i) {
-            bytes32 payout = payouts[i];
-            address account = accountOf(payout);
-            require(account > previous, PayoutsNotAscending(previous, account));
-            previous = account;
-            paid += amountOf(payout);
-        }
-    }
-
     /// @dev Releases the exposures at the first call for an execution, and credits the next payouts at each call.
     /// The caller updates the totals.
     function _distribute(ExecutionHistory calldata history) internal returns (uint256 paid) {
@@ -539,7 +523,7 @@ contract Market is IMarket, Ownable2Step {
         Settlement calldata s,
         ExecutionHistory calldata history
     ) internal {
-        uint256 paid = _sumPayouts(s.payouts);
+        uint256 paid = sumPayouts(s.payouts);
         uint256 left = execution.maxPrice;
         require(paid <= left, Overpaid(executionId, paid, left));
         left -= paid;
@@ -600,17 +584,6 @@ contract Market is IMarket, Ownable2Step {
 
     function _requireStatus(bytes32 executionId, Status status, Status required) internal pure {
         require(status == required, StatusInvalid(executionId, status));
-    }
-
-    /// @dev Not cached, because a fork of the chain changes block.chainid. A signature counts on one fork only.
-    function _domainSeparator() internal view returns (bytes32) {
-        return keccak256(
-            abi.encode(DOMAIN_TYPEHASH, keccak256("SplitUp"), keccak256("1"), block.chainid, address(this))
-        );
-    }
-
-    function _hashRequest(Request memory request) internal pure returns (bytes32) {
-        return keccak256(abi.encode(REQUEST_TYPEHASH, request));
     }
 
     function _planRecord(bytes32 requestHash, bytes32 planRoot, bytes32 seed) internal pure returns (bytes32) {

@@ -7,6 +7,8 @@ import {accountOf, pack} from "../src/libraries/AccountAmount.sol";
 
 /// @dev The network of Base, whose committee also has a group key and one snapshot.
 abstract contract MarketBase is Base {
+    bytes32 internal constant SALT = keccak256("another root");
+
     function setUp() public virtual override {
         super.setUp();
         confirmKey(blsKey(GROUP_SECRET), 3);
@@ -16,6 +18,12 @@ abstract contract MarketBase is Base {
 
     function refuse(bytes memory reason) internal {
         vm.expectRevert(reason);
+    }
+
+    function refuseDistribute(bytes memory reason, ExecutionHistory memory history) internal {
+        ExecutionHistory[] memory histories = toList(history);
+        refuse(reason);
+        market.distribute(histories);
     }
 
     function commitAll(bytes32 id, uint32 count) internal {

@@ -238,14 +238,11 @@ class Network(Closing):
             diffusion=diffusion,
             images=images,
         )
-        quote = await self.quote(
-            model, steps=machine.max_steps, deadline_s=deadline_s, verify=verify
-        )
+        ask = partial(self.quote, deadline_s=deadline_s, verify=verify)
+        quote = await ask(model, steps=machine.max_steps)
         if images:
             tower, _ = await self.fetch_tower(model)
-            quote += await self.quote(
-                tower.model_id, steps=images, deadline_s=deadline_s, verify=verify
-            )
+            quote += await ask(tower.model_id, steps=images)
         return quote
 
     # ---- running -------------------------------------------------------------------------------
@@ -455,10 +452,9 @@ class Network(Closing):
         price = left = None
         if max_price_usdc is not None:
             limit = parse_usdc(max_price_usdc, name="the maximum price")
-            own, text = [
-                (await self.quote(name, steps=count, deadline_s=deadline_s)).locked_micro_usdc
-                for name, count in ((tower, len(images)), (model, steps))
-            ]
+            ask = partial(self.quote, deadline_s=deadline_s)
+            own = (await ask(tower, steps=len(images))).locked_micro_usdc
+            text = (await ask(model, steps=steps)).locked_micro_usdc
             if limit < own + text:
                 raise InvalidInput(
                     f"the maximum price is {format_usdc(limit)}, and {len(images)} images and "
@@ -503,18 +499,10 @@ class Network(Closing):
         """
         found = await self.fetch_encoder_model(model)
         if found.is_ranker:
-            raise InvalidInput(
-                f"model {model} gives scores of pairs of texts, no embeddings; ask for them by "
-                "'splitup serve' (rerank)"
-            )
+            raise InvalidInput(f"model {model} gives no embeddings; it ranks: see 'splitup serve'")
         if not texts or isinstance(texts, str):
             raise InvalidInput("give a list of texts, at least one")
-        encoded = []
-        for place, text in enumerate(texts):
-            try:
-                encoded.append(await found.tokenizer.run(partial(found.encode, text)))
-            except InvalidInput as error:
-                raise InvalidInput(f"text {place}: {error}") from None
+        encoded = await found.encode_all(texts)
         async with self.session(
             model,
             steps=len(found.pack(encoded)),

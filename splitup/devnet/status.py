@@ -146,7 +146,7 @@ async def fetch_health(
     owners = [("objects", store), *((n, make_endpoint(port)) for n, port in state.named_ports())]
     own = set()
     for number in range(state.nodes):
-        with suppress(SplitUpError):  # whose key was lost is not this network's any more
+        with suppress(SplitUpError):  # a node whose key file is lost is nobody's here
             own.add(read_address(get_key_files(directory, f"node-{number}")[0]))
     leaving = sum(bool(node["unbondingAt"]) and node["account"] in own for node in registered)
     entries = {entry.node: entry for entry in snapshot.entries} if snapshot is not None else {}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants import committee, costs, payment, transport
+from tests.mutants import committee, costs, models, payment, transport
 
 MUTANTS: Final = (
     *costs.MUTANTS,
     *payment.MUTANTS,
     *committee.MUTANTS,
+    *models.MUTANTS,
     *transport.MUTANTS,
 )

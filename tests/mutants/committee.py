@@ -17,8 +17,8 @@ MUTANTS: Final = (
     Mutant(
         "use of a manifest",
         "splitup/protocol/planning/plan_agreement.py",
-        "self._context.contents.use_manifest(request.model_id)",
-        "self._context.contents.find_manifest(request.model_id)",
+        "        self._context.contents.note_plan(request.model_id)\n",
+        "",
         f"{TESTS}/planning/test_plan_agreement.py::"
         "test_s94_the_manifest_of_a_planned_execution_is_kept",
     ),

@@ -25,8 +25,8 @@ from splitup_node.execution.engine import Engine
 from splitup_node.health import Health
 from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.tasks.placement import (
-    Claim,
     DemandEntry,
+    ModelTask,
     Trade,
     Trader,
     choose_task,
@@ -70,9 +70,9 @@ class Presence:
         self._pinged_at = -math.inf
         self._is_urgent = False  # the next heartbeat goes to all members, due or not
         self._stated: tuple[tuple[str, ...], str] | None = None  # offers and class, told to all
-        self._failures: Counter[Claim] = Counter()
-        self._unloadable: dict[Claim, float] = {}  # when to try again
-        self._problems: dict[Claim, str] = {}  # why it was not loaded
+        self._failures: Counter[ModelTask] = Counter()
+        self._unloadable: dict[ModelTask, float] = {}  # when to try again
+        self._problems: dict[ModelTask, str] = {}  # why it was not loaded
         self._trader = Trader(identity.address)
         self._withdrawn = ""  # the task that is about to be unloaded: not offered any more
         self.trades: deque[dict[str, str | int]] = deque(maxlen=tuning.SHOWN_TRADES)
@@ -153,7 +153,7 @@ class Presence:
             if self._loaded_tasks.is_waited_for:
                 continue  # what an execution needs comes first
             now_s = time.monotonic()
-            excluded = {claim for claim, retry_s in self._unloadable.items() if now_s < retry_s}
+            excluded = {key for key, retry_s in self._unloadable.items() if now_s < retry_s}
             choice = choose_task(
                 self._identity.address,
                 self._demand,
@@ -171,11 +171,11 @@ class Presence:
                     await asyncio.sleep(tuning.DEMAND_AGE_S)
                     self._heartbeat_due.set()
 
-    def _has_room_for_all(self, excluded: Collection[Claim]) -> bool:
+    def _has_room_for_all(self, excluded: Collection[ModelTask]) -> bool:
         left = {
             entry.task_id: entry.vram_bytes
             for entry in self._demand
-            if entry.task_id not in self._loaded_tasks.programs and entry.claim not in excluded
+            if entry.task_id not in self._loaded_tasks.programs and entry.key not in excluded
         }
         return sum(left.values()) <= self._loaded_tasks.free_bytes
 
@@ -185,10 +185,10 @@ class Presence:
         except SplitUpError as error:
             self._note_failure(choice, error)
             return False
-        self._problems.pop(choice.claim, None)
+        self._problems.pop(choice.key, None)
         return is_loaded
 
-    async def _free_unlisted(self, excluded: Collection[Claim]) -> bool:
+    async def _free_unlisted(self, excluded: Collection[ModelTask]) -> bool:
         """Unload an idle task of a model that is gone, if others lack memory; return if it was."""
         loaded_tasks = self._loaded_tasks
         for task_id in choose_unlisted(self._demand, loaded_tasks.programs, excluded):
@@ -206,30 +206,30 @@ class Presence:
                 "model_id": entry.model_id,
                 "task": entry.task,
                 "task_id": entry.task_id,
-                "reason": self._problems[entry.claim],
-                "is_refused": entry.claim in self._unloadable,
+                "reason": self._problems[entry.key],
+                "is_refused": entry.key in self._unloadable,
             }
             for entry in self._demand
-            if entry.claim in self._problems
+            if entry.key in self._problems
         ]
 
     def _note_failure(self, choice: DemandEntry, error: SplitUpError) -> None:
-        is_new = choice.claim not in self._problems
-        self._problems[choice.claim] = str(error)
+        is_new = choice.key not in self._problems
+        self._problems[choice.key] = str(error)
         # the task may be what killed the worker
         if isinstance(error, InvalidModel | TaskFailed | WorkerLost):
             _log.error("task %s cannot be loaded: %s", choice.task_id[:12], error)
-            self._failures[choice.claim] += 1  # each try costs seconds of CPU
-            doublings = min(self._failures[choice.claim] - 1, tuning.LOAD_RETRY_DOUBLINGS)
+            self._failures[choice.key] += 1  # each try costs seconds of CPU
+            doublings = min(self._failures[choice.key] - 1, tuning.LOAD_RETRY_DOUBLINGS)
             retry_s = tuning.LOAD_RETRY_S * 2**doublings
-            self._unloadable[choice.claim] = time.monotonic() + retry_s
+            self._unloadable[choice.key] = time.monotonic() + retry_s
         else:  # the store, the gateway, the memory or the disk: tried again soon, said once
             level = logging.WARNING if is_new else logging.DEBUG
             _log.log(level, "task %s is not loaded yet: %s", choice.task_id[:12], error)
 
     # ---- trades --------------------------------------------------------------------------------
 
-    async def _trade(self, excluded: Collection[Claim]) -> DemandEntry | None:
+    async def _trade(self, excluded: Collection[ModelTask]) -> DemandEntry | None:
         """Unload a task for one that too few serve, if there is such; return the latter."""
         loaded_tasks = self._loaded_tasks
         idle = set(loaded_tasks.programs) - loaded_tasks.used - self._engine.table.list_used()

@@ -169,7 +169,8 @@ async def check_machine(
 ) -> None:
     """Raise ConfigurationError when this machine cannot run any task, or would be slashed for all.
 
-    Single ones are named alone: anybody can register what fits no machine, and none serves it.
+    Of tasks that fail beside others that pass it only warns: anybody can register a task that no
+    machine can run.
     """
     report = await audit_node(config, worker_argv=worker_argv, on_progress=on_progress)
     rows = report.rows

@@ -21,7 +21,7 @@ from splitup.core.throughput import Rate
 from splitup.graph.manifest import Task
 from splitup.storage.task_cache import TaskCache
 from splitup_node.tasks.audit import AuditFailed, audit_program
-from splitup_node.tasks.placement import Claim
+from splitup_node.tasks.placement import ModelTask
 from splitup_node.worker.supervisor import WorkerLost
 from splitup_node.worker.worker_pool import Workers
 
@@ -53,7 +53,7 @@ class LoadedTasks:
         self._lock = asyncio.Lock()
         self._tasks: dict[str, LoadedTask] = {}
         self._users: Counter[str] = Counter()  # task_id -> how many need it to stay loaded
-        self._failed: dict[Claim, str] = {}  # why this node must not serve it
+        self._failed: dict[ModelTask, str] = {}  # why this node must not serve it
         self._places: dict[str, tuple[int, int]] = {}  # task_id -> worker, program
         self.programs: dict[str, int] = {}  # task_id -> program, of those that are served
         self.loading = ""
@@ -252,7 +252,7 @@ class LoadedTasks:
                 del self._places[task_id]
 
     async def _try(self, model_id: str, task: Task, program: int, vectors: SelfTestVectors) -> None:
-        claim = model_id, task.task_id  # another model may have stored other outputs of the task
+        key = model_id, task.task_id  # another model may have stored other outputs of the task
         try:
             audit = await audit_program(self._workers, program, task, vectors, self._get_speed())
         except WorkerLost:
@@ -262,16 +262,16 @@ class LoadedTasks:
             await self._unload(task.task_id)
             raise
         except SplitUpError as error:
-            self._failed[claim] = f"the audit of {task.label} failed: {error}"
+            self._failed[key] = f"the audit of {task.label} failed: {error}"
             await self._unload(task.task_id)
-            raise AuditFailed(self._failed[claim]) from error
+            raise AuditFailed(self._failed[key]) from error
         if not audit.may_serve:
-            self._failed[claim] = (
+            self._failed[key] = (
                 f"{task.label} is not served, because this machine would be slashed for it: "
                 f"{audit.detail}; try all tasks with: splitup-node audit"
             )
             await self._unload(task.task_id)
-            raise AuditFailed(self._failed[claim])
+            raise AuditFailed(self._failed[key])
         _log.info("audit of %s: %s", task.label, audit.verdict.value)
 
     async def _load(self, wanted: LoadedTask) -> int:

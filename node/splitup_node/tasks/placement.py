@@ -15,7 +15,7 @@ from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
 from splitup.messages.base import Bytes32Field, Count, DigestField, Message
 
-Claim = tuple[str, str]  # a model and one of its tasks, by id: other models may have the task
+ModelTask = tuple[str, str]  # ids of a model and of one of its tasks, which other models may share
 
 
 class DemandEntry(Message):
@@ -32,8 +32,8 @@ class DemandEntry(Message):
     verifiable: bool = False  # sold with verification: enough operators hold it in one class
 
     @property
-    def claim(self) -> Claim:
-        """Return whose words about which task these are; of those of others they say nothing."""
+    def key(self) -> ModelTask:
+        """Return what this entry is about: other models may state other facts of the same task."""
         return self.model_id, self.task_id
 
 
@@ -62,7 +62,7 @@ def choose_task(
     node: str,
     demand: Iterable[DemandEntry],
     loaded: Collection[str],
-    excluded: Collection[Claim],
+    excluded: Collection[ModelTask],
     free_bytes: int,
 ) -> DemandEntry | None:
     """Return the task to load next, None when nothing fits or all tasks are loaded.
@@ -73,7 +73,7 @@ def choose_task(
         entry
         for entry in demand
         if entry.task_id not in loaded
-        and entry.claim not in excluded
+        and entry.key not in excluded
         and entry.vram_bytes <= free_bytes
     ]
     return min(
@@ -84,14 +84,14 @@ def choose_task(
 
 
 def choose_unlisted(
-    demand: Sequence[DemandEntry], loaded: Collection[str], excluded: Collection[Claim]
+    demand: Sequence[DemandEntry], loaded: Collection[str], excluded: Collection[ModelTask]
 ) -> tuple[str, ...]:
     """Return the loaded tasks of models that are gone, if the memory is needed for other tasks.
 
     A list that is full may leave out tasks that are still wanted.
     """
     listed = {entry.task_id for entry in demand}
-    wanted = {entry.task_id for entry in demand if entry.claim not in excluded}
+    wanted = {entry.task_id for entry in demand if entry.key not in excluded}
     if not wanted - set(loaded) or len(demand) >= limits.MAX_DEMAND_TASKS:
         return ()
     return tuple(sorted(set(loaded) - listed))
@@ -141,7 +141,7 @@ class Trader:
         demand: Iterable[DemandEntry],
         loaded: Collection[str],
         rooms: Mapping[str, int],
-        excluded: Collection[Claim],
+        excluded: Collection[ModelTask],
         now_s: float,
     ) -> Trade | None:
         """Return the trade to make, None when there is none or the draw decides against it.
@@ -154,7 +154,7 @@ class Trader:
         wanted = [
             entry
             for entry in entries
-            if _is_scarce(entry) and entry.task_id not in loaded and entry.claim not in excluded
+            if _is_scarce(entry) and entry.task_id not in loaded and entry.key not in excluded
         ]
         wanted.sort(key=lambda entry: (*_count(entry), _tie(self._node, entry)))
         for want in wanted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -77,6 +78,16 @@ class EncoderModel:
         if not all(kind <= 1 for kind in found.types):  # a foreign tokenizer gives what it likes
             raise InvalidInput(f"the tokenizer of model {self.name} gives token types beyond 1")
         return found
+
+    async def encode_all(self, texts: Sequence[str | Sequence[int]]) -> list[EncodedText]:
+        """Return what ``encode`` does of each text; an error names the text, counted from 0."""
+        encoded = []
+        for place, text in enumerate(texts):
+            try:
+                encoded.append(await self.tokenizer.run(partial(self.encode, text)))
+            except InvalidInput as error:
+                raise InvalidInput(f"text {place}: {error}") from None
+        return encoded
 
     def pack(self, texts: Sequence[EncodedText]) -> list[list[int]]:
         """Return the texts of each step, by number."""

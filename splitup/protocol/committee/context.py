@@ -160,13 +160,12 @@ class ContentStore:
     def find_manifest(self, model_id: str) -> Manifest | None:
         return self._manifests.get(model_id)
 
-    def use_manifest(self, model_id: str) -> Manifest | None:
-        """Return a manifest for the plan of an execution, which keeps it."""
+    def note_plan(self, model_id: str) -> None:
+        """Keep a model's manifest: an execution of it was planned, and pays for its stake."""
         self._used.pop(model_id, None)
         self._used[model_id] = None
         if len(self._used) > tuning.MAX_MANIFESTS // 2:
             del self._used[next(iter(self._used))]
-        return self.find_manifest(model_id)
 
     def ask(self, model_id: str, root: str, now: float) -> list[Command]:
         """Return commands that fetch the missing ones of the two, at most once a second."""

@@ -157,9 +157,9 @@ class PlanAgreement:
         return commands
 
     def _drop_unplanned(self, now: float) -> bool:
-        """Make room where a request gets no plan; return whether there was one.
+        """Forget the request that waits longest for a plan; return whether there was one.
 
-        It pays for no stake, so that it keeps no place from others.
+        It pays for no stake, so it must not keep a place from those that do.
         """
         before = now - limits.MAX_PLAN_WAIT_S
         for execution_id, known in self._rounds.items():
@@ -360,7 +360,7 @@ class PlanAgreement:
     def _assign(self, known: _Round, now: float) -> list[Command]:
         request = known.request
         snapshot = self._context.contents.find_snapshot(request.snapshot_root)
-        manifest = self._context.contents.use_manifest(request.model_id)
+        manifest = self._context.contents.find_manifest(request.model_id)
         if snapshot is None or manifest is None:
             return self._context.contents.ask(request.model_id, request.snapshot_root, now)
         configuration = self._context.view.configuration
@@ -385,6 +385,7 @@ class PlanAgreement:
             known.refusal = f"another plan was signed for {request.execution_id} before"
             return [Log(known.refusal), AnnouncePlan(request.execution_id)]
         known.plan, known.root = plan, root
+        self._context.contents.note_plan(request.model_id)
         unsigned = PlanVote(
             configuration=configuration,
             execution_id=request.execution_id,

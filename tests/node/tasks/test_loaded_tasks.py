@@ -332,7 +332,7 @@ async def test_s04_a_task_that_fails_again_is_tried_later_each_time(
     waits = []
     for _ in range(tuning.LOAD_RETRY_DOUBLINGS + 2):
         presence._note_failure(entry, TaskFailed("it was given up"))
-        waits.append(presence._unloadable[entry.claim] - 1000.0)
+        waits.append(presence._unloadable[entry.key] - 1000.0)
     longest = tuning.LOAD_RETRY_S * 2**tuning.LOAD_RETRY_DOUBLINGS
     assert waits[:3] == [tuning.LOAD_RETRY_S * factor for factor in (1, 2, 4)]
     assert waits[-2:] == [longest, longest]

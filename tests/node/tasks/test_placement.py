@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from splitup_node.committee.presence import Presence
 from splitup_node.tasks.placement import (
-    Claim,
     DemandEntry,
+    ModelTask,
     Trade,
     Trader,
     choose_task,
@@ -66,15 +66,15 @@ def test_the_least_served_task_is_chosen_then_the_best_paid() -> None:
     ]
     assert choose(entries) == 2
     assert choose(entries, resident={entries[2].task_id}) == 1
-    assert choose(entries, excluded={entries[2].claim, entries[1].claim}) == 0
+    assert choose(entries, excluded={entries[2].key, entries[1].key}) == 0
 
 
 def test_s95_what_one_model_says_of_a_task_says_nothing_of_anothers_words() -> None:
     entry = make_entry(0)
     false = entry.model_copy(update={"model_id": "0x" + "99" * 32, "price_nano_usdc": 9**9})
-    found = choose_task("0xa", [false, entry], (), {false.claim}, 100)
+    found = choose_task("0xa", [false, entry], (), {false.key}, 100)
     assert found == entry
-    assert choose_unlisted([false, entry], {"ff" * 32}, {false.claim}) == ("ff" * 32,)
+    assert choose_unlisted([false, entry], {"ff" * 32}, {false.key}) == ("ff" * 32,)
 
 
 def test_a_task_that_does_not_fit_is_not_chosen() -> None:
@@ -87,7 +87,7 @@ def test_tasks_of_models_that_are_gone_make_room_for_others() -> None:
     gone, held, wanted = "ff" * 32, entries[0].task_id, entries[1].task_id
     assert choose_unlisted(entries, {gone, held}, ()) == (gone,)
     assert choose_unlisted(entries, {gone, held, wanted}, ()) == (), "nothing lacks memory"
-    failed = {entries[1].claim}
+    failed = {entries[1].key}
     assert choose_unlisted(entries, {gone, held}, failed) == (), "it cannot be loaded here"
     assert choose_unlisted([], {gone, held}, ()) == (), "no member has answered"
     full = [make_entry(0)] * (limits.MAX_DEMAND_TASKS - 1) + [make_entry(1)]
@@ -370,7 +370,7 @@ def test_a_trade_needs_memory_a_gain_of_two_and_an_idle_task() -> None:
     mine, few = make_entry(0, holders=4), make_entry(1, holders=2, vram=11)
 
     def choose_trade(
-        *demand: DemandEntry, room: int = 11, excluded: Collection[Claim] = ()
+        *demand: DemandEntry, room: int = 11, excluded: Collection[ModelTask] = ()
     ) -> Trade | None:
         trader = Trader("0xa")
         rooms = {entry.task_id: room for entry in demand if entry.task not in (1, 9)}
@@ -384,7 +384,7 @@ def test_a_trade_needs_memory_a_gain_of_two_and_an_idle_task() -> None:
 
     assert choose_trade(mine, few) == Trade(mine, few)
     assert choose_trade(mine, few, room=10) is None
-    assert choose_trade(mine, few, excluded={few.claim}) is None
+    assert choose_trade(mine, few, excluded={few.key}) is None
     assert choose_trade(make_entry(9, holders=4), few) is None  # in use
     assert choose_trade(make_entry(0, holders=3), few) is None
     assert choose_trade(mine, make_entry(1, holders=3)) is None

@@ -89,12 +89,12 @@ def test_s94_strangers_models_displace_none_in_use(monkeypatch: pytest.MonkeyPat
     used, idle, *strangers = [make_chain_manifest(count) for count in range(1, 8)]
     for manifest in (used, idle):
         content_store.add_manifest(manifest)
-    assert content_store.use_manifest(used.model_id) == used
+    content_store.note_plan(used.model_id)
     for manifest in strangers:
         content_store.add_manifest(manifest)
     assert content_store.manifests() == [used, *strangers[-3:]]
     for manifest in strangers:  # whoever pays for executions, too, has half of the places
-        content_store.use_manifest(manifest.model_id)
+        content_store.note_plan(manifest.model_id)
     content_store.add_manifest(idle)
     assert content_store.manifests() == [*strangers[-3:], idle]
 

@@ -269,8 +269,9 @@ def make_root() -> str:
     return get_vote(agree(make_agreement())).root
 
 
-def test_s01_a_request_below_the_models_price_gets_no_plan() -> None:
+def test_s01_a_request_below_the_models_price_gets_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """The price that the chain took is not believed: executors and verification must be covered."""
+    monkeypatch.setattr(tuning, "MAX_MANIFESTS", 4)
     manifest = make_plan_context().manifest
     price = 2 * manifest.cost_micro_usdc(REQUEST.steps)
     for offered, is_planned in ((price - 1, False), (price, True)):
@@ -288,3 +289,7 @@ def test_s01_a_request_below_the_models_price_gets_no_plan() -> None:
         votes = [c for c in commands if isinstance(c, Gossip) and isinstance(c.message, PlanVote)]
         assert bool(votes) == is_planned
         assert (agreement.find_refusal(EXECUTION) or "").count("cost at least") == (not is_planned)
+        contents = agreement._context.contents
+        for count in range(20, 30):  # S94: what is not planned pays for no place of its manifest
+            contents.add_manifest(make_chain_manifest(count))
+        assert (contents.find_manifest(REQUEST.model_id) is not None) == is_planned

@@ -276,7 +276,6 @@ async def _serve(
     access: Access,
     index_url: str,
 ) -> None:
-
     from splitup.client.connection import SplitUp
     from splitup.client.leases import LeaseOptions
     from splitup.client.market.payments import check_deadline

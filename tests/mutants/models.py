@@ -1,0 +1,120 @@
+"""Protections against what a model's developer, or whoever made its files, states."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS: Final = (
+    Mutant(
+        "values of a manifest",
+        "splitup/graph/manifest_rules.py",
+        "decode_canonical(data, max_bytes=limits.MAX_MANIFEST_BYTES)",
+        "decode_canonical(data, max_bytes=limits.MAX_MANIFEST_BYTES, max_values=2**30)",
+        "tests/graph/test_manifest.py::test_s67_the_values_of_a_manifest_are_counted",
+    ),
+    Mutant(
+        "edges of a manifest",
+        "splitup/graph/manifest.py",
+        "        return self.readers.get((task, port), [])",
+        "        return Manifest.readers.func(self).get((task, port), [])",
+        "tests/protocol/execution/test_routes.py::"
+        "test_s67_a_models_edges_are_read_once_however_many_outputs_it_has",
+    ),
+    Mutant(
+        "hidden files",
+        "deploy/splitup_deploy/frontends/own_files.py",
+        'not any(part.startswith(".") for part in target.relative_to(root).parts)',
+        "True",
+        "tests/deploy/frontends/test_onnx.py::test_s89_external_data_are_no_hidden_file",
+        is_quick=False,
+    ),
+    Mutant(
+        "links of a model's folder",
+        "deploy/splitup_deploy/frontends/own_files.py",
+        'is_own = target.parent in [cache / "blobs" for cache in caches]',
+        "is_own = True",
+        "tests/deploy/frontends/test_huggingface.py::"
+        "test_s89_a_models_folder_leads_to_no_other_file[chat_template.jinja]",
+        is_quick=False,
+    ),
+    Mutant(
+        "length of a token's text",
+        "splitup/client/text/tokenizer.py",
+        "if len(text) > tuning.TOKEN_CHARS * len(tokens):",
+        "if False:",
+        "tests/client/text/test_tokenizer.py::test_s90_a_token_is_no_long_text",
+    ),
+    Mutant(
+        "models of strangers",
+        "extras/gateway/splitup_gateway/commands/serve.py",
+        "            if are_named:\n                raise",
+        "            raise",
+        "extras/gateway/gateway_tests/serve/test_serve_command.py::"
+        "test_s91_a_strangers_model_is_left_out_and_ends_no_server",
+    ),
+    Mutant(
+        "tasks that cannot be tried",
+        "node/splitup_node/tasks/audit.py",
+        "except SplitUpError as error:  # anybody",
+        "except (TaskFailed, WorkerLost) as error:  # anybody",
+        "tests/node/tasks/test_audit.py::test_s92_a_task_that_cannot_be_tried_is_a_row",
+    ),
+    Mutant(
+        "tasks that no machine passes",
+        "node/splitup_node/tasks/audit.py",
+        "if not any(row.verdict and row.may_serve for row in rows):",
+        "if refused:",
+        "tests/node/tasks/test_audit.py::test_s92_a_strangers_task_keeps_nobody_from_staking[1]",
+    ),
+    Mutant(
+        "model of a name",
+        "splitup/client/models.py",
+        "if name not in self._ids:",
+        "if True:",
+        "tests/client/test_models.py::test_s93_a_name_stays_the_model_that_it_was",
+    ),
+    Mutant(
+        "words of each model about a task",
+        "splitup/protocol/snapshots/demand.py",
+        "if (model_id, task.task_id) in rows:",
+        "if any(task.task_id == known for _, known in rows):",
+        "tests/protocol/snapshots/test_demand.py::test_s95_false_words_about_a_task_hide_no_others",
+    ),
+    Mutant(
+        "tasks that failed by another model's words",
+        "node/splitup_node/tasks/placement.py",
+        "entry.task_id not in loaded\n"
+        "        and entry.key not in excluded\n        and entry.vram",
+        "entry.task_id not in loaded\n"
+        "        and entry.task_id not in {task for _, task in excluded}\n        and entry.vram",
+        "tests/node/tasks/test_placement.py::"
+        "test_s95_what_one_model_says_of_a_task_says_nothing_of_anothers_words",
+    ),
+    Mutant(
+        "audits by another model's vectors",
+        "node/splitup_node/tasks/loaded_tasks.py",
+        "            if (model_id, task.task_id) in self._failed:\n"
+        "                raise AuditFailed(self._failed[model_id, task.task_id])\n            if",
+        "            for known, why in self._failed.items():\n"
+        "                if known[1] == task.task_id:\n                    raise AuditFailed(why)\n"
+        "            if",
+        "tests/node/tasks/test_audit.py::test_s95_false_vectors_of_a_task_stop_no_other_model",
+        is_quick=False,
+    ),
+    Mutant(
+        "files of outputs",
+        "splitup/cli/commands/run.py",
+        ".replace('/', '%2F')",
+        "",
+        "tests/cli/test_run.py::test_s68_an_output_is_written_into_the_directory_that_was_given",
+    ),
+    Mutant(
+        "words in a terminal",
+        "splitup/cli/console.py",
+        "yield Segment(printable_lines(segment.text), segment.style)",
+        "yield segment",
+        "tests/cli/test_console.py::test_s65_a_terminal_obeys_nobody_but_the_program",
+    ),
+)
