@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import operator
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -188,7 +189,7 @@ class LeasePool:
         self._count = itertools.count(1)
         self._pace = HoldTimes(options.most)
         self._looking: asyncio.Task[None] | None = None
-        self._asked_at = 0.0  # when somebody was last refused because nodes hold no model
+        self._asked_at = -math.inf  # when somebody was last refused because nodes hold no model
         self._progress_at = 0.0  # when a node was last seen to load
 
     @property

@@ -7,10 +7,12 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
+from splitup_node.committee import heartbeat_sender
 from splitup_node.committee.heartbeat_sender import HeartbeatSender
 from splitup_node.committee.presence import compute_pause_s
 from splitup_node.tasks.placement import DemandEntry
@@ -204,11 +206,12 @@ async def test_f11_a_member_that_hangs_delays_no_other(monkeypatch: pytest.Monke
 
 
 class Clock:
-    """The sender's clock, moved by hand."""
+    """The sender's clock, moved by hand; the event loop's goes on, or its timeouts would end."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+        clock = SimpleNamespace(monotonic=lambda: self.now_s)
+        monkeypatch.setattr(heartbeat_sender, "time", clock)
 
 
 async def count_beats(
@@ -268,14 +271,14 @@ async def test_a_ping_ends_the_long_period_of_a_member_that_rests(
 
 async def test_only_the_refusal_of_all_members_makes_heartbeats_less_frequent() -> None:
     members = make_members(*BLOCKS[1:5])
-    async with asyncio.timeout(HANG_S), serve(members) as (heartbeat_sender, view):
+    async with asyncio.timeout(HANG_S), serve(members) as (sender, view):
         for number, member in enumerate(members, start=1):
             member.is_registered = False
-            await heartbeat_sender.send(make_beat(number), view)
-            assert heartbeat_sender.is_refused(view) == (number == len(members))
+            await sender.send(make_beat(number), view)
+            assert sender.is_refused(view) == (number == len(members))
         members[2].is_registered = True
-        await heartbeat_sender.send(make_beat(5), view)
-        assert not heartbeat_sender.is_refused(view)
+        await sender.send(make_beat(5), view)
+        assert not sender.is_refused(view)
 
 
 def test_pauses_grow_behind_the_time_that_a_registration_takes(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -54,8 +55,8 @@ class Explorer:
         self._net = net
         self._index = index
         self._snapshot: Snapshot | None = None
-        self._snapshot_at = 0.0  # monotonic, when it was given
-        self._asked_at = 0.0
+        self._snapshot_at = -math.inf  # monotonic, when it was given
+        self._asked_at = -math.inf
         self._refreshing = asyncio.Lock()
         self._lookups = asyncio.Semaphore(MOST_LOOKUPS)
         self._found: OrderedDict[tuple[str, str], Any] = OrderedDict()
