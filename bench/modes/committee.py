@@ -163,7 +163,7 @@ class Absorber:
             signing_guard=SigningGuard(),
         )
         heads = self.member.nodes.heads
-        self.machine = SimpleNamespace(is_recent=heads.is_recent, get_head=lambda: heads.head)
+        self.machine = SimpleNamespace(may_name=heads.is_recent, get_head=lambda: heads.head)
         self.member.handle(BlockSeen(1, 1_000, HEAD), time.monotonic())
         self.beats = 0
 

@@ -160,8 +160,8 @@ class Membership:
             return now
         return min((m.get_next_s(now) for m in self._machines.values()), default=math.inf)
 
-    def is_recent(self, block_hash: str, now: float) -> bool:
-        return bool(self._find(lambda m: m.nodes.heads.is_recent(block_hash, now)))
+    def may_name(self, block_hash: str, now: float) -> bool:
+        return bool(self._find(lambda m: m.nodes.may_name(block_hash, now)))
 
     def find_manifest(self, model_id: str) -> Manifest | None:
         return self._find(lambda m: m.contents.find_manifest(model_id))

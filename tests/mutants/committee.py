@@ -339,7 +339,7 @@ MUTANTS: Final = (
     Mutant(
         "age of a heartbeat",
         "splitup/protocol/snapshots/liveness.py",
-        "if not self.heads.is_recent(heartbeat.block_hash, now):",
+        "if not self.may_name(heartbeat.block_hash, now):",
         "if False:",
         f"{TESTS}/snapshots/test_recent_blocks.py::test_a15_a_block_of_another_chain_or_of_none_is_refused",
         is_quick=False,

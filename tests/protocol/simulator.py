@@ -312,7 +312,7 @@ class Simulation(SimulatedChain):
         head = node.heads.get(account, member.nodes.heads.head)  # it was up before we look
         named = beat.model_copy(update={"block_hash": head})
         node.heads[account] = member.nodes.heads.head
-        if again or member.nodes.heads.is_recent(head, self.now):
+        if again or member.nodes.may_name(head, self.now):
             self.feed(account, ev.HeartbeatReceived(named, node.identity.signing_key_hex))
         else:
             self._send(partial(self._hear, account, node, beat, again=True))

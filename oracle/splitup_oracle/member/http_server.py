@@ -136,7 +136,7 @@ class MemberServer:
         received = await read_message(request, api.HEARTBEAT, audience=self._member.audience)
         heartbeat = received.message
         machine = self._member.machine
-        if not machine.is_recent(heartbeat.block_hash, time.monotonic()):
+        if not machine.may_name(heartbeat.block_hash, time.monotonic()):
             # no error: a node that just started learns by this answer which block to name
             return web.json_response({"block": machine.get_head()})
         self._member.feed_peer(HeartbeatReceived(heartbeat, received.issuer))

@@ -33,7 +33,7 @@ class _Node:
 class RecentBlocks:
     """The blocks that a member recently saw as the chain's head; a heartbeat names one of them.
 
-    These are the head, and those before it for ``memory_s`` after they were replaced.
+    These are the head, and those before it for some time after they were replaced.
 
     Nobody knows a block's hash before the block exists, and it exists on one chain only. A
     signature over it is therefore recent and meant for this chain. Every member decides by the
@@ -43,7 +43,6 @@ class RecentBlocks:
 
     def __init__(self) -> None:
         self.head = ZERO_BYTES32
-        self.memory_s = limits.HEAD_MEMORY_S
         self._replaced: dict[str, float] = {}  # hash -> when it was replaced, in order
 
     def process_head(self, block_hash: str, now: float) -> None:
@@ -57,12 +56,14 @@ class RecentBlocks:
         while len(self._replaced) > tuning.MAX_HEADS:
             del self._replaced[next(iter(self._replaced))]
 
-    def is_recent(self, block_hash: str, now: float) -> bool:
+    def is_recent(
+        self, block_hash: str, now: float, memory_s: float = limits.HEAD_MEMORY_S
+    ) -> bool:
         """Return whether a block is the head, or was until ``memory_s`` ago."""
         if block_hash == self.head:
             return block_hash != ZERO_BYTES32
         replaced_at = self._replaced.get(block_hash)
-        return replaced_at is not None and now - replaced_at <= self.memory_s
+        return replaced_at is not None and now - replaced_at <= memory_s
 
 
 def quantise(figure: int) -> int:
@@ -107,6 +108,11 @@ class NodeLiveness:
         """Return how long a node may wait with a heartbeat unless it is pinged before."""
         resting = self._activity.is_resting(now)
         return max(self.period_s, limits.REST_HEARTBEAT_S) if resting else self.period_s
+
+    def may_name(self, block_hash: str, now: float) -> bool:
+        """Return whether a heartbeat may name a block: two periods after it was told, at least."""
+        excess_s = self.get_rest_s(now) - limits.HEARTBEAT_PERIOD_S
+        return self.heads.is_recent(block_hash, now, limits.HEAD_MEMORY_S + 2 * excess_s)
 
     @property
     def timeout_s(self) -> float:
@@ -227,9 +233,6 @@ class NodeLiveness:
                 self._nodes[record.node] = new = _Node(record)
                 if known:  # its next heartbeat may be many seconds away
                     new.heartbeat, new.live_until = known.heartbeat, known.live_until
-        self.heads.memory_s = limits.HEAD_MEMORY_S + 2 * (
-            self.timeout_s - limits.HEARTBEAT_TIMEOUT_S
-        )
         self.records = {name: node.record for name, node in self._nodes.items()}
 
     def process_heartbeat(self, heartbeat: Heartbeat, signing_key: str, now: float) -> None:
@@ -248,7 +251,7 @@ class NodeLiveness:
         last = node.heartbeat
         if last and (heartbeat.sent_at_ms, heartbeat.sequence) <= (last.sent_at_ms, last.sequence):
             return
-        if not self.heads.is_recent(heartbeat.block_hash, now):
+        if not self.may_name(heartbeat.block_hash, now):
             raise PeerFault(
                 f"a heartbeat names block {heartbeat.block_hash}, which was not recently the head "
                 "of the chain that we follow; name the block that this member's answers name",

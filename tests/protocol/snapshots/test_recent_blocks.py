@@ -8,6 +8,7 @@ from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.snapshots import Heartbeat
+from splitup.protocol.committee.context import Activity
 from splitup.protocol.committee.events import NodeRecord
 from splitup.protocol.snapshots.liveness import NodeLiveness, RecentBlocks
 from tests.builders import COMMON_CLASS
@@ -36,9 +37,17 @@ def beat(named: str, sequence: int = 1) -> Heartbeat:
 
 
 @pytest.fixture
-def nodes() -> NodeLiveness:
+def activity() -> Activity:
+    """A member that has nothing to do from second 0 on."""
+    activity = Activity()
+    activity.note(0.0)
+    return activity
+
+
+@pytest.fixture
+def nodes(activity: Activity) -> NodeLiveness:
     """One known node, at block 1 since second 0."""
-    nodes = NodeLiveness()
+    nodes = NodeLiveness(activity=activity)
     nodes.process_nodes([NodeRecord(NODE.address, NODE.signing_key_hex, "http://n", 10**9)])
     nodes.process_rtt(NODE.address, 3)
     nodes.heads.process_head(block(1), 0.0)
@@ -69,6 +78,20 @@ def test_a15_a_beat_that_was_held_back_revives_nobody(nodes: NodeLiveness) -> No
     held_back = beat(block(1))
     with pytest.raises(PeerFault):
         nodes.process_heartbeat(held_back, NODE.signing_key_hex, 1.1 + limits.HEAD_MEMORY_S)
+
+
+def test_a_member_that_rests_knows_the_block_that_it_named_a_period_ago(
+    nodes: NodeLiveness, activity: Activity
+) -> None:
+    """Else each heartbeat would be sent twice: the first one only to learn a younger block."""
+    rests_at = limits.REST_AFTER_S
+    nodes.heads.process_head(block(2), rests_at)
+    assert is_alive_after(nodes, beat(block(1)), rests_at + limits.REST_HEARTBEAT_S)
+    excess_s = limits.REST_HEARTBEAT_S - limits.HEARTBEAT_PERIOD_S
+    latest = rests_at + limits.HEAD_MEMORY_S + 2 * excess_s
+    assert nodes.may_name(block(1), latest) and not nodes.may_name(block(1), latest + 0.1)
+    activity.note(latest)
+    assert not nodes.may_name(block(1), latest), "rest is over"
 
 
 def test_a_node_that_is_behind_by_some_blocks_lives(nodes: NodeLiveness) -> None:
