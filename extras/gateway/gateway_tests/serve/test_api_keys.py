@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -19,8 +20,13 @@ from splitup.core.errors import ConfigurationError, InvalidInput
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("postgres")
+def postgres() -> Iterator[str]:
+    """A server's address; as root it runs as another user, who may not enter pytest's folders."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield from run_postgres(Path(folder))
+
+
+def run_postgres(folder: Path) -> Iterator[str]:
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")  # of the package that brings the server's programs
         patch.setenv("XDG_RUNTIME_DIR", os.environ.get("XDG_RUNTIME_DIR") or str(folder))
