@@ -77,12 +77,13 @@ def emit_decoded_tile(
     names: Iterator[str],
 ) -> None:
     """Emit the sums of a tile of n with the one row of a at r9; r8 is the address of out."""
-    group = min(tile, 8 if decoder.registers <= VECTOR_REGISTERS - 8 else 4)
+    group = min(tile, 4)  # registers that hold no sums hold constants
     asm.load(R14, R8)
     for first in range(0, tile, group):
         rows, name = range(first, first + group), next(names)
         for register in range(group):
             asm.zero(register)
+        kept = constants.emit_kept(asm, decoder, range(group, VECTOR_REGISTERS - decoder.registers))
         asm.load(RCX, R10)
         asm.load(RDX, R9)
         asm.set_const(RAX, shape.length // decoder.elements)
@@ -95,7 +96,7 @@ def emit_decoded_tile(
                 source = Mem(RDX, vector * LANES * FLOAT_BYTES)
                 asm.multiply_add(place, register, source)
 
-            emit_decoder(asm, decoder, constants, Mem(RCX, row * shape.b_n), add)
+            emit_decoder(asm, decoder, constants, kept, Mem(RCX, row * shape.b_n), add)
         asm.add_const(RCX, decoder.nbytes)
         asm.add_const(RDX, decoder.elements * FLOAT_BYTES)
         asm.count_down(RAX, name)
