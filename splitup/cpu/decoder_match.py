@@ -18,7 +18,7 @@ from tinygrad.uop.ops import Ops, UOp
 from splitup.cpu.decoder_rules import WORD_BYTES, Value, is_constant, list_places, shorten
 from splitup.cpu.loop_indices import AffineIndex, IndexReader, NoMatch, Operand, SubLoop, refuse_if
 from splitup.cpu.matmul_shape import LANES, LOADS, VECTOR_REGISTERS, BlockDecoder
-from splitup.cpu.registers import allocate_registers
+from splitup.cpu.registers import Instruction, allocate_registers
 
 MAX_INSTRUCTIONS: Final = 4_096  # of a block
 MAX_NODES: Final = 65_536  # of the values of a block
@@ -52,16 +52,18 @@ def read_decoder(reader: IndexReader, uop: UOp, loop: UOp) -> Operand:
     refuse_if(any(other != others[0] for other in others))
     start = min(index.const for index in indices.values())
     evaluation = _Evaluation(reader, indices, [sub for sub in subs if sub.weight < elements], start)
-    program = _Program()
     values = [evaluation.evaluate(uop, first) for first in range(0, elements, LANES)]
     places = [place for value in values for place in list_places(value)]
     refuse_if(not places)
-    for value in values:  # the graph loads the first and the last of these bytes itself
-        program.add_store(shorten(value, range(min(places), max(places) - WORD_BYTES + 1)))
+    # the graph loads the first and the last of these bytes itself
+    words = range(min(places), max(places) - WORD_BYTES + 1)
+    values = [shorten(value, words) for value in values]
     along = {sub: sub.weight for sub in subs}
     index = AffineIndex(0, {**others[0], **along})
-    # others hold sums
-    registers, instructions = allocate_registers(program.instructions, VECTOR_REGISTERS - 4, LOADS)
+    try:
+        registers, instructions = _write_program(values, ("bytes", *_FLOATS))
+    except NoMatch:  # too few registers
+        registers, instructions = _write_program(values, _FLOATS)
     decoder = BlockDecoder(elements, nbytes, registers, instructions)
     return Operand("blocks", slots.pop(), index, start, decoder)
 
@@ -219,20 +221,34 @@ def _merge(chosen: list[bool], one: Value, two: Value) -> Value:
     return tuple(_merge(chosen, a, b) if isinstance(a, tuple) else a for a, b in pairs)
 
 
+def _write_program(
+    values: list[Value], kept: tuple[str, ...]
+) -> tuple[int, tuple[Instruction, ...]]:
+    """Return how many registers the values take, and their instructions.
+
+    Results of the instructions ``kept`` serve later vectors, too, if all lanes are equal or it is a
+    load.
+    """
+    program = _Program()
+    for value in values:
+        program.add_store(value, kept)
+    # others hold sums
+    return allocate_registers(program.instructions, VECTOR_REGISTERS - 4, LOADS)
+
+
 class _Program:
     """Instructions in the order of their numbers; each names those whose results it takes."""
 
     def __init__(self) -> None:
-        self.instructions: list[tuple[Any, ...]] = []
+        self.instructions: list[Instruction] = []
         self._numbers: dict[Value, int] = {}
 
-    def add_store(self, value: Value) -> None:
+    def add_store(self, value: Value, kept: tuple[str, ...]) -> None:
         """Add the computation of the next eight elements."""
-        # scales and minima are kept for the next vectors; registers do not suffice for more
         self._numbers = {
             known: number
             for known, number in self._numbers.items()
-            if known[0] in _FLOATS and _is_uniform(known)
+            if known[0] in kept and (known[0] == "bytes" or _is_uniform(known))
         }
         self._append(("store", self._add(value)))
 
@@ -247,7 +263,7 @@ class _Program:
             self._numbers[value] = self._append((name, *sources))
         return self._numbers[value]
 
-    def _append(self, instruction: tuple[Any, ...]) -> int:
+    def _append(self, instruction: Instruction) -> int:
         refuse_if(len(self.instructions) == MAX_INSTRUCTIONS)
         self.instructions.append(instruction)
         return len(self.instructions) - 1
