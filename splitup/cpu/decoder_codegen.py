@@ -23,8 +23,10 @@ class Constants:
 
     def get(self, lanes: tuple[float, ...]) -> Mem:
         """Return where a constant stands."""
-        form = "f" if isinstance(lanes[0], float) else "i"
-        data = struct.pack(f"<{LANES}{form}", *lanes)
+        if isinstance(lanes[0], float):
+            data = struct.pack(f"<{LANES}f", *lanes)
+        else:
+            data = struct.pack(f"<{LANES}I", *(int(lane) % 2**32 for lane in lanes))
         return Mem(R15, _VECTOR_BYTES * self._places.setdefault(data, len(self._places)))
 
     def emit_kept(

@@ -69,7 +69,8 @@ def device() -> None:
     select_device()
 
 
-SOME = ("Q4_0", "Q6_K", "U8_BF16")  # halves of bytes, scales of scales, zero points
+# halves of bytes, a bit apart, scales of scales, tables, zero points
+SOME = ("Q4_0", "Q5_0", "Q6_K", "IQ4_NL", "U8_BF16")
 
 
 @pytest.mark.parametrize("encoding", some_of(FAST, *SOME))
