@@ -78,6 +78,8 @@ def emit_decoded_tile(
 ) -> None:
     """Emit the sums of a tile of n with the one row of a at r9; r8 is the address of out."""
     group = min(tile, 4)  # registers that hold no sums hold constants
+    blocks = shape.length // decoder.elements
+    fetched = -(-group * shape.b_n // blocks)  # bytes of later rows, while blocks are decoded
     asm.load(R14, R8)
     for first in range(0, tile, group):
         rows, name = range(first, first + group), next(names)
@@ -86,11 +88,14 @@ def emit_decoded_tile(
         kept = constants.emit_kept(asm, decoder, range(group, VECTOR_REGISTERS - decoder.registers))
         asm.load(RCX, R10)
         asm.load(RDX, R9)
-        asm.set_const(RAX, shape.length // decoder.elements)
+        asm.load(RBX, R10)
+        asm.add_const(RBX, (first + AHEAD) * shape.b_n)
+        asm.set_const(RAX, blocks)
         asm.label(name)
+        for line in range(0, fetched, LINE_BYTES):
+            asm.prefetch(Mem(RBX, line))
+        asm.add_const(RBX, fetched)
         for place, row in enumerate(rows):
-            for line in range(0, decoder.nbytes, LINE_BYTES):
-                asm.prefetch(Mem(RCX, (row + AHEAD) * shape.b_n + line))
 
             def add(register: int, vector: int, place: int = place) -> None:
                 source = Mem(RDX, vector * LANES * FLOAT_BYTES)
