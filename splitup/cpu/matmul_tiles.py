@@ -78,8 +78,7 @@ def emit_decoded_tile(
 ) -> None:
     """Emit the sums of a tile of n with the one row of a at r9; r8 is the address of out."""
     group = min(tile, 4)  # registers that hold no sums hold constants
-    blocks = shape.length // decoder.elements
-    fetched = -(-group * shape.b_n // blocks)  # bytes of later rows, while blocks are decoded
+    fetched = group * decoder.nbytes  # of later rows, which follow each other, with every block
     asm.load(R14, R8)
     for first in range(0, tile, group):
         rows, name = range(first, first + group), next(names)
@@ -90,7 +89,7 @@ def emit_decoded_tile(
         asm.load(RDX, R9)
         asm.load(RBX, R10)
         asm.add_const(RBX, (first + AHEAD) * shape.b_n)
-        asm.set_const(RAX, blocks)
+        asm.set_const(RAX, shape.length // decoder.elements)
         asm.label(name)
         for line in range(0, fetched, LINE_BYTES):
             asm.prefetch(Mem(RBX, line))
