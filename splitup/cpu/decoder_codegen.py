@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from splitup.cpu.assembler import R15, Assembler, Mem
@@ -22,9 +23,26 @@ class Constants:
 
     def get(self, lanes: tuple[float, ...]) -> Mem:
         """Return where a constant stands."""
-        form = "f" if isinstance(lanes[0], float) else "i"
-        data = struct.pack(f"<{LANES}{form}", *lanes)
+        if isinstance(lanes[0], float):
+            data = struct.pack(f"<{LANES}f", *lanes)
+        else:
+            data = struct.pack(f"<{LANES}I", *(int(lane) % 2**32 for lane in lanes))
         return Mem(R15, _VECTOR_BYTES * self._places.setdefault(data, len(self._places)))
+
+    def emit_kept(
+        self, asm: Assembler, decoder: BlockDecoder, registers: Sequence[int]
+    ) -> dict[Mem, int]:
+        """Emit loading the constants that are used most; return the register of each."""
+        used = Counter(
+            self.get(operand)
+            for _, *operands in decoder.instructions
+            for operand in operands
+            if isinstance(operand, tuple)
+        )
+        kept = {place: reg for (place, _), reg in zip(used.most_common(), registers, strict=False)}
+        for place, register in kept.items():
+            asm.load_vector(register, place)
+        return kept
 
     @staticmethod
     def emit_address(asm: Assembler) -> None:
@@ -41,10 +59,11 @@ def emit_decoder(
     asm: Assembler,
     decoder: BlockDecoder,
     constants: Constants,
+    kept: Mapping[Mem, int],
     block: Mem,
     finish: Callable[[int, int], None],
 ) -> None:
-    """Emit the decoding of a block, with the highest vector registers.
+    """Emit the decoding of a block, with the highest vector registers and those of ``kept``.
 
     ``finish`` emits what is done with the register of each vector, given its number.
     """
@@ -58,11 +77,12 @@ def emit_decoder(
                 asm, _HIGHEST - target, Mem(block.base, block.offset + operands[0]), *operands[1:]
             )
         else:
-            sources = [
+            # the form with a constant wants it last; the others commute
+            operands.sort(key=lambda one: isinstance(one, tuple))
+            places = [
                 constants.get(one) if isinstance(one, tuple) else _HIGHEST - one for one in operands
             ]
-            # the form with a constant wants it last; the others commute
-            sources.sort(key=lambda source: isinstance(source, Mem))
+            sources = [kept.get(one, one) if isinstance(one, Mem) else one for one in places]
             _EMITTERS[name](asm, _HIGHEST - target, *sources)
 
 
@@ -84,6 +104,7 @@ _EMITTERS: Final[dict[str, Callable[..., None]]] = {
     "byte": _emit_byte,
     "bytes": _emit_bytes,
     "half": _emit_half,
+    "word": Assembler.broadcast,
     "and": Assembler.mask,
     "or": Assembler.combine,
     "shift right": Assembler.shift_lanes_right,

@@ -15,14 +15,14 @@ from typing import Any, Final
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import Ops, UOp
 
+from splitup.cpu.decoder_rules import WORD_BYTES, Value, is_constant, list_places, shorten
 from splitup.cpu.loop_indices import AffineIndex, IndexReader, NoMatch, Operand, SubLoop, refuse_if
 from splitup.cpu.matmul_shape import LANES, LOADS, VECTOR_REGISTERS, BlockDecoder
-from splitup.cpu.registers import allocate_registers
+from splitup.cpu.registers import Instruction, allocate_registers
 
 MAX_INSTRUCTIONS: Final = 4_096  # of a block
+MAX_NODES: Final = 65_536  # of the values of a block
 
-# An operation's name, then its operands: values, constants (a number per lane) or numbers.
-Value = tuple[Any, ...]
 _INTEGERS: Final = (dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.int8, dtypes.int32)
 _FLOATS: Final = ("half", "float", "add", "multiply")
 _BITWISE: Final = {Ops.AND: "and", Ops.OR: "or", Ops.SHR: "shift right", Ops.SHL: "shift left"}
@@ -35,13 +35,16 @@ def read_decoder(reader: IndexReader, uop: UOp, loop: UOp) -> Operand:
     """
     indices: dict[UOp, AffineIndex] = {}
     slots = set()
+    nodes: dict[UOp, int] = {}  # of a value, which names what it shares as often as it is used
     for part in uop.toposort():
+        nodes[part] = 1 + sum(nodes[source] for source in part.src if part.op is not Ops.INDEX)
         if part.op is Ops.INDEX:
             slot, indices[part] = reader.read_load(part, dtypes.uint8)
             slots.add(slot)
     refuse_if(len(slots) != 1)
     subs = reader.split_loop(loop)
     elements, nbytes = _find_block(list(indices.values()), subs)
+    refuse_if(nodes[uop] * elements > MAX_NODES * LANES)
     others = [
         {sub: factor for sub, factor in index.factors.items() if sub.loop is not loop}
         for index in indices.values()
@@ -49,13 +52,18 @@ def read_decoder(reader: IndexReader, uop: UOp, loop: UOp) -> Operand:
     refuse_if(any(other != others[0] for other in others))
     start = min(index.const for index in indices.values())
     evaluation = _Evaluation(reader, indices, [sub for sub in subs if sub.weight < elements], start)
-    program = _Program()
-    for first in range(0, elements, LANES):
-        program.add_store(evaluation.evaluate(uop, first))
+    values = [evaluation.evaluate(uop, first) for first in range(0, elements, LANES)]
+    places = [place for value in values for place in list_places(value)]
+    refuse_if(not places)
+    # the graph loads the first and the last of these bytes itself
+    words = range(min(places), max(places) - WORD_BYTES + 1)
+    values = [shorten(value, words) for value in values]
     along = {sub: sub.weight for sub in subs}
     index = AffineIndex(0, {**others[0], **along})
-    # others hold sums
-    registers, instructions = allocate_registers(program.instructions, VECTOR_REGISTERS - 4, LOADS)
+    try:
+        registers, instructions = _write_program(values, ("bytes", *_FLOATS))
+    except NoMatch:  # too few registers
+        registers, instructions = _write_program(values, _FLOATS)
     decoder = BlockDecoder(elements, nbytes, registers, instructions)
     return Operand("blocks", slots.pop(), index, start, decoder)
 
@@ -69,10 +77,6 @@ def _find_block(indices: list[AffineIndex], subs: list[SubLoop]) -> tuple[int, i
         if weight % LANES == 0 and len(steps) <= 1 and step == int(step) >= 0:
             return weight, int(step)
     raise NoMatch
-
-
-def _is_constant(value: Value) -> bool:
-    return not isinstance(value[0], str)
 
 
 class _Evaluation:
@@ -111,11 +115,11 @@ class _Evaluation:
             return _reinterpret(uop, self._get(uop.src[0]))
         if uop.op in _BITWISE and uop.dtype in _INTEGERS:
             one, two = map(self._get, uop.src)
-            refuse_if(_is_constant(one) or (uop.op in (Ops.SHR, Ops.SHL) and not _is_constant(two)))
+            refuse_if(is_constant(one) or (uop.op in (Ops.SHR, Ops.SHL) and not is_constant(two)))
             return _BITWISE[uop.op], one, two
         if uop.op in (Ops.ADD, Ops.MUL) and uop.dtype == dtypes.float32:
             one, two = map(self._get, uop.src)
-            refuse_if(_is_constant(one) and _is_constant(two))
+            refuse_if(is_constant(one) and is_constant(two))
             return "add" if uop.op is Ops.ADD else "multiply", one, two
         raise NoMatch
 
@@ -173,8 +177,8 @@ def _look_up(bit: Value, zero: Value, *branches: Value) -> Value:
     _, index, mask = bit
     entries: list[float] = []
     for branch in branches:
-        refuse_if(not _is_constant(branch) and branch[:2] != ("part of a table", index))
-        entries += branch[:1] if _is_constant(branch) else branch[2]
+        refuse_if(not is_constant(branch) and branch[:2] != ("part of a table", index))
+        entries += branch[:1] if is_constant(branch) else branch[2]
     refuse_if(mask != (len(entries) // 2,) * LANES or len(entries) > 2 * LANES)
     if len(entries) < 2 * LANES:
         return "part of a table", index, tuple(entries)
@@ -205,7 +209,7 @@ def _merge(chosen: list[bool], one: Value, two: Value) -> Value:
     """Return the value that is ``one`` in the chosen lanes and ``two`` in the others."""
     if one == two:
         return one
-    if _is_constant(one) and _is_constant(two):
+    if is_constant(one) and is_constant(two):
         return tuple(a if is_one else b for is_one, a, b in zip(chosen, one, two, strict=True))
     nothing = (0,) * LANES
     if one[0] == "shift right" and one[1] == two:
@@ -217,26 +221,40 @@ def _merge(chosen: list[bool], one: Value, two: Value) -> Value:
     return tuple(_merge(chosen, a, b) if isinstance(a, tuple) else a for a, b in pairs)
 
 
+def _write_program(
+    values: list[Value], kept: tuple[str, ...]
+) -> tuple[int, tuple[Instruction, ...]]:
+    """Return how many registers the values take, and their instructions.
+
+    Results of the instructions ``kept`` serve later vectors, too, if all lanes are equal or it is a
+    load.
+    """
+    program = _Program()
+    for value in values:
+        program.add_store(value, kept)
+    # others hold sums
+    return allocate_registers(program.instructions, VECTOR_REGISTERS - 4, LOADS)
+
+
 class _Program:
     """Instructions in the order of their numbers; each names those whose results it takes."""
 
     def __init__(self) -> None:
-        self.instructions: list[tuple[Any, ...]] = []
+        self.instructions: list[Instruction] = []
         self._numbers: dict[Value, int] = {}
 
-    def add_store(self, value: Value) -> None:
+    def add_store(self, value: Value, kept: tuple[str, ...]) -> None:
         """Add the computation of the next eight elements."""
-        # scales and minima are kept for the next vectors; registers do not suffice for more
         self._numbers = {
             known: number
             for known, number in self._numbers.items()
-            if known[0] in _FLOATS and _is_uniform(known)
+            if known[0] in kept and (known[0] == "bytes" or _is_uniform(known))
         }
         self._append(("store", self._add(value)))
 
     def _add(self, value: Value) -> int | tuple[Any, ...]:
         """Return the number of the instruction of a value; a constant as it is."""
-        if _is_constant(value):
+        if is_constant(value):
             return value
         if value not in self._numbers:
             name, *operands = value
@@ -245,7 +263,7 @@ class _Program:
             self._numbers[value] = self._append((name, *sources))
         return self._numbers[value]
 
-    def _append(self, instruction: tuple[Any, ...]) -> int:
+    def _append(self, instruction: Instruction) -> int:
         refuse_if(len(self.instructions) == MAX_INSTRUCTIONS)
         self.instructions.append(instruction)
         return len(self.instructions) - 1
@@ -253,5 +271,5 @@ class _Program:
 
 def _is_uniform(value: Value) -> bool:
     return value[0] != "bytes" and all(
-        _is_uniform(one) for one in value[1:] if isinstance(one, tuple) and not _is_constant(one)
+        _is_uniform(one) for one in value[1:] if isinstance(one, tuple) and not is_constant(one)
     )

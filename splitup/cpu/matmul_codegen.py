@@ -57,6 +57,7 @@ from splitup.cpu.matmul_shape import (
     INT_BYTES,
     ITEM_BYTES,
     LANES,
+    VECTOR_REGISTERS,
     BlockDecoder,
     LookupShape,
     MatmulShape,
@@ -145,6 +146,7 @@ def _emit_decoded_rows(
 ) -> None:
     """Emit decoding rows of b to the stack; r10 advances to the next."""
     row, block = next(names), next(names)
+    kept = constants.emit_kept(asm, decoder, range(VECTOR_REGISTERS - decoder.registers))
     asm.load(RDX, RSP)
     asm.set_const(R14, rows)
     asm.label(row)
@@ -155,7 +157,7 @@ def _emit_decoded_rows(
     def store(register: int, vector: int) -> None:
         asm.store_vector(register, Mem(RDX, vector * LANES * FLOAT_BYTES))
 
-    emit_decoder(asm, decoder, constants, Mem(RCX), store)
+    emit_decoder(asm, decoder, constants, kept, Mem(RCX), store)
     asm.add_const(RCX, decoder.nbytes)
     asm.add_const(RDX, decoder.elements * FLOAT_BYTES)
     asm.count_down(RAX, block)

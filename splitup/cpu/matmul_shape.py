@@ -20,7 +20,7 @@ OFFSETS: Final = {name: 8 * place for place, name in enumerate(ARGUMENTS)}
 
 Bound = Literal["mask", "clamp"]
 ProductKind = Literal["float32", "float16", "bfloat16", "blocks"]
-LOADS: Final = ("byte", "bytes", "half")
+LOADS: Final = ("byte", "bytes", "half", "word")
 ITEM_BYTES: Final[dict[ProductKind, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 

@@ -77,25 +77,30 @@ def emit_decoded_tile(
     names: Iterator[str],
 ) -> None:
     """Emit the sums of a tile of n with the one row of a at r9; r8 is the address of out."""
-    group = min(tile, 8 if decoder.registers <= VECTOR_REGISTERS - 8 else 4)
+    group = min(tile, 4)  # registers that hold no sums hold constants
+    fetched = group * decoder.nbytes  # of later rows, which follow each other, with every block
     asm.load(R14, R8)
     for first in range(0, tile, group):
         rows, name = range(first, first + group), next(names)
         for register in range(group):
             asm.zero(register)
+        kept = constants.emit_kept(asm, decoder, range(group, VECTOR_REGISTERS - decoder.registers))
         asm.load(RCX, R10)
         asm.load(RDX, R9)
+        asm.load(RBX, R10)
+        asm.add_const(RBX, (first + AHEAD) * shape.b_n)
         asm.set_const(RAX, shape.length // decoder.elements)
         asm.label(name)
+        for line in range(0, fetched, LINE_BYTES):
+            asm.prefetch(Mem(RBX, line))
+        asm.add_const(RBX, fetched)
         for place, row in enumerate(rows):
-            for line in range(0, decoder.nbytes, LINE_BYTES):
-                asm.prefetch(Mem(RCX, (row + AHEAD) * shape.b_n + line))
 
             def add(register: int, vector: int, place: int = place) -> None:
                 source = Mem(RDX, vector * LANES * FLOAT_BYTES)
                 asm.multiply_add(place, register, source)
 
-            emit_decoder(asm, decoder, constants, Mem(RCX, row * shape.b_n), add)
+            emit_decoder(asm, decoder, constants, kept, Mem(RCX, row * shape.b_n), add)
         asm.add_const(RCX, decoder.nbytes)
         asm.add_const(RDX, decoder.elements * FLOAT_BYTES)
         asm.count_down(RAX, name)

@@ -12,6 +12,7 @@ from splitup_deploy.frontends.decoder.quantised import (
     list_encodings,
 )
 from splitup_deploy.frontends.tinygrad_function import trace_function
+from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
 
 from splitup.backend.compiler.schedule import compile_graph
@@ -68,7 +69,8 @@ def device() -> None:
     select_device()
 
 
-SOME = ("Q4_0", "Q6_K", "U8_BF16")  # halves of bytes, scales of scales, zero points
+# halves of bytes, a bit apart, scales of scales, tables, zero points
+SOME = ("Q4_0", "Q5_0", "Q6_K", "IQ4_NL", "U8_BF16")
 
 
 @pytest.mark.parametrize("encoding", some_of(FAST, *SOME))
@@ -115,3 +117,22 @@ def test_a_matrix_of_long_rows_is_decoded_in_smaller_tiles() -> None:
     values = dequantise(Tensor(stored), "Q4_1").numpy().astype(np.float64)
     given = multiply("Q4_1", stored, x)
     np.testing.assert_allclose(given, x @ values.T, rtol=0, atol=1e-4 * np.abs(values).max() * 32)
+
+
+@pytest.mark.parametrize(("nodes", "is_native"), [(2, True), (40, False)])
+def test_an_expression_that_doubles_with_every_node_is_left_to_tinygrad(
+    nodes: int, is_native: bool
+) -> None:
+    """Written out it would have 2^40 nodes."""
+    weight = Tensor(np.random.default_rng(4).integers(0, 256, (N, 96), np.uint8)).realize()
+
+    def multiply(x: Tensor) -> Tensor:
+        value = weight
+        for _ in range(nodes):
+            value = (value & 254) | value.rshift(1)
+        return x @ value.cast(dtypes.float32).transpose()
+
+    multiply.inputs = {"x": ("float32", (3, 96))}  # type: ignore[attr-defined]
+    traced = trace_function(multiply, "multiply").read_weights()
+    schedule = compile_graph(check_graph(traced.graph), "CPU")
+    assert ("native" in [one.kind for one in schedule.launches]) == is_native

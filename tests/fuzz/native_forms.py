@@ -41,7 +41,7 @@ def _add_matrix(b: Builder, chance: random.Random, kind: str, n: int, k: int) ->
         stored = b.weight("w", (values.view(np.uint32) >> 16).astype(np.uint16))
         shifted = b.add("SHL", "uint32", b.add("CAST", "uint32", stored), b.const("uint32", "16"))
         return b.add("BITCAST", "float32", shifted)
-    blocks, block = k // 32, 34 if kind == "q8_0" else 18
+    blocks, block = k // 32, {"q8_0": 34, "q5_0": 22, "q4_0": 18}[kind]
     raw = numbers.integers(0, 256, (n, blocks, block)).astype(np.uint8)
     raw[..., :2] = (
         (2.0 ** numbers.integers(-4, 3, (n, blocks, 1))).astype(np.float16).view(np.uint8)
@@ -54,13 +54,24 @@ def _add_matrix(b: Builder, chance: random.Random, kind: str, n: int, k: int) ->
     if kind == "q8_0":
         q = b.add("CAST", "float32", b.add("BITCAST", "int8", cut(2, 32)))
     else:
-        packed = b.add("RESHAPE", "uint8", cut(2, 16), arg=(n, blocks, 1, 16))
+        packed = b.add("RESHAPE", "uint8", cut(block - 16, 16), arg=(n, blocks, 1, 16))
         low = b.add("AND", "uint8", packed, b.const("uint8", "15"))
         upper = b.add("SHR", "uint8", packed, b.const("uint8", "4"))
         both = b.add("PERMUTE", "uint8", b.add("STACK", "uint8", low, upper), arg=(1, 2, 3, 0, 4))
-        q = b.add("CAST", "float32", b.add("RESHAPE", "uint8", both, arg=(n, blocks, 32)))
+        q = b.add("RESHAPE", "uint8", both, arg=(n, blocks, 32))
+        if kind == "q5_0":
+            q = b.add("OR", "uint8", q, _add_fifth_bits(b, cut(2, 4), n, blocks))
+        q = b.add("CAST", "float32", q)
         q = b.add("ADD", "float32", q, b.const("float32", encode_float(-8.0)))
     return b.add("RESHAPE", "float32", b.add("MUL", "float32", q, scale), arg=(n, k))
+
+
+def _add_fifth_bits(b: Builder, packed: int, n: int, blocks: int) -> int:
+    shifted = [b.add("SHR", "uint8", packed, b.const("uint8", str(bit))) for bit in range(8)]
+    turned = b.add("PERMUTE", "uint8", b.add("STACK", "uint8", *shifted), arg=(1, 2, 3, 0))
+    bits = b.add("RESHAPE", "uint8", turned, arg=(n, blocks, 32))
+    bits = b.add("AND", "uint8", bits, b.const("uint8", "1"))
+    return b.add("SHL", "uint8", bits, b.const("uint8", "4"))
 
 
 def _cut_blocks(b: Builder, stored: int, n: int, blocks: int, first: int, count: int) -> int:
@@ -68,7 +79,7 @@ def _cut_blocks(b: Builder, stored: int, n: int, blocks: int, first: int, count:
 
 
 def make_product(b: Builder, chance: random.Random) -> Results:
-    kind = chance.choice(("float32", "float32", "float16", "bfloat16", "q8_0", "q4_0"))
+    kind = chance.choice(("float32", "float32", "float16", "bfloat16", "q8_0", "q5_0", "q4_0"))
     is_packed = kind.startswith("q")
     k = chance.choice((32, 64, 96) if is_packed else (7, 8, 16, 24, 40, 72, 128))
     n, rows = chance.choice((1, 7, 8, 13, 16, 33, 64)), chance.choice((2, 3, 5, 8))
