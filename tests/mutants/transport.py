@@ -24,20 +24,6 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
-        "redirects",
-        "splitup/core/http_session.py",
-        "if 300 <= response.status < 400:",
-        "if False:",
-        "tests/chain/test_rpc.py::test_s97_an_endpoint_that_redirects_does_not_answer",
-    ),
-    Mutant(
-        "one place of HTTP sessions",
-        "splitup/chain/rpc.py",
-        "self._session = open_session(raise_for_status=True)",
-        "self._session = ClientSession(raise_for_status=True)",
-        "tests/core/test_layers.py::test_s97_one_place_makes_http_sessions",
-    ),
-    Mutant(
         "audience of a signed message",
         "splitup/crypto/jws.py",
         "if claims.audience != audience:",
