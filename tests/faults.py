@@ -178,6 +178,7 @@ ROWS: Final = {
     "S99": "signed requests that get no plan, and take the places of others",
     "S100": "a registered model without files, before which nodes load nothing else",
     "S101": "thousands of registered tasks that nobody wants, for which nodes load no others",
+    "S102": "signed requests that get no plan, about which members write each other every second",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d{2,3}_)+\w*)\(", re.MULTILINE)

@@ -54,6 +54,14 @@ MUTANTS: Final = (
         f"{TESTS}/test_member.py::test_s96_requests_that_get_no_plan_keep_no_place_from_others",
     ),
     Mutant(
+        "messages about signed requests",
+        f"{PLANNING}/plan_agreement.py",
+        "    if not known.client_signature or known.accepted:",
+        "    if True:",
+        f"{TESTS}/planning/test_signed_requests.py::"
+        "test_s102_members_repeat_less_and_less_about_signed_requests_without_a_plan",
+    ),
+    Mutant(
         "places of signed requests",
         f"{PLANNING}/plan_agreement.py",
         "is_free = known.client_signature and known.own is None",

@@ -249,7 +249,7 @@ class PlanAgreement:
             if known.certificate is None:
                 if known.refusal or now < known.resend_at:
                     continue
-                known.resend_at = now + tuning.GOSSIP_RETRY_S
+                known.resend_at = now + _get_pause_s(known, now)
                 commands += self._repeat(known)
                 if known.collector.seed:
                     commands += self._context.contents.ask(
@@ -457,6 +457,13 @@ class PlanAgreement:
         if known.own:
             commands.append(Gossip(None, known.own))
         return commands
+
+
+def _get_pause_s(known: _Round, now: float) -> float:
+    """Return when to repeat our messages: a signed request that waits costs its client nothing."""
+    if not known.client_signature or known.accepted:
+        return tuning.GOSSIP_RETRY_S
+    return min(limits.MAX_PLAN_WAIT_S, max(tuning.GOSSIP_RETRY_S, (now - known.since) / 2))
 
 
 def _check_price(request: Request, manifest: Manifest) -> None:

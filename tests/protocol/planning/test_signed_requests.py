@@ -15,6 +15,7 @@ from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.certificates import compute_plan_hash
 from splitup.protocol.committee.context import SIGNED
+from splitup.protocol.committee.peer_messages import PlanPartial
 from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, check_signed, sign_request
 from tests.protocol.committees import CHAIN_ID, make_identity
@@ -176,6 +177,20 @@ def test_s99_signed_requests_that_get_no_plan_keep_no_place(
     assert kept == [
         {(SIGNED_REQUEST, f"1/{strangers[place].request.client}")} for place in (3, 3, 2, 2)
     ]
+
+
+def test_s102_members_repeat_less_and_less_about_signed_requests_without_a_plan() -> None:
+    """Thousands of these, which cost nothing, would each be told to all members every second."""
+    simulation = start_frozen()
+    member = simulation.members[simulation.identities[0].address]
+    signed = sign_as_stranger(simulation, 1)
+    member.handle(ev.SignedRequestReceived(signed, 10**6, 2**40), simulation.now)
+    told = []
+    for second in range(120):
+        commands = member.handle(ev.Tick(), simulation.now + second)
+        said = [one.message for one in commands if isinstance(one, cmd.Gossip)]
+        told += [second for message in said if isinstance(message, PlanPartial)]
+    assert told[:3] == [1, 2, 3] and 8 <= len(told) <= 12
 
 
 def test_s99_requests_on_the_chain_do_not_wait_for_signed_ones(
