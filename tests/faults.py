@@ -173,11 +173,17 @@ ROWS: Final = {
     "S94": "hundreds of models that nobody uses, for which members forget the others",
     "S95": "a model with another one's tasks, and false words about them",
     "S96": "executions that nobody uses, which reserve all stakes until their deadline",
+    "S97": "a server that redirects its clients elsewhere",
+    "S98": "thousands of models that nobody uses, all of which a new node would try",
+    "S99": "signed requests that get no plan, and take the places of others",
+    "S100": "a registered model without files, before which nodes load nothing else",
+    "S101": "thousands of registered tasks that nobody wants, for which nodes load no others",
+    "S102": "signed requests that get no plan, about which members write each other every second",
 }
 
-_PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)
-_SOLIDITY: Final = re.compile(r"^    function (test_(?:[fas]\d\d_)+\w*)\(", re.MULTILINE)
-_ROW: Final = re.compile(r"[fas]\d\d(?=_)")
+_PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d{2,3}_)+\w*)\(", re.MULTILINE)
+_SOLIDITY: Final = re.compile(r"^    function (test_(?:[fas]\d{2,3}_)+\w*)\(", re.MULTILINE)
+_ROW: Final = re.compile(r"[fas]\d{2,3}(?=_)")
 
 
 @dataclass(slots=True)
@@ -237,7 +243,7 @@ def _add(found: dict[str, list[str]], name: str, test: str) -> None:
 
 
 def _find_end(name: str) -> int:
-    match = re.match(r"test_(?:[fas]\d\d_)+", name)
+    match = re.match(r"test_(?:[fas]\d{2,3}_)+", name)
     return match.end() if match else 0
 
 

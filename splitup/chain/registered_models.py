@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ from splitup.core.errors import ChainRejected, InvalidInput
 
 if TYPE_CHECKING:
     from splitup.chain.client import Chain  # half a second, of which names need nothing
+    from splitup.chain.event_stream import ChainEvent
 
 _MODEL_ID: Final = re.compile(r"0x[0-9a-f]{64}")
 
@@ -88,9 +90,14 @@ async def find_model(chain: Chain, name_or_id: str) -> RegisteredModel:
 
 async def fetch_models(chain: Chain) -> tuple[RegisteredModel, ...]:
     """Return every registered model, the oldest first."""
+    return collect_models(await chain.fetch_events("models"))
+
+
+def collect_models(events: Iterable[ChainEvent]) -> tuple[RegisteredModel, ...]:
+    """Return the models of the registry's events, the oldest first."""
     found: dict[str, RegisteredModel] = {}
     current: dict[str, str] = {}  # name -> id of the newest version
-    for event in await chain.fetch_events("models"):
+    for event in events:
         model_id = event.args["modelId"]
         if event.name == "ModelRetired":
             found[model_id] = replace(found[model_id], is_retired=True)

@@ -24,7 +24,6 @@ from aiohttp import (
     ClientResponseError,
     ClientSession,
     InvalidURL,
-    TCPConnector,
 )
 
 from splitup.chain.rpc_results import check_result
@@ -32,6 +31,7 @@ from splitup.core import limits, tuning
 from splitup.core.background import Closing
 from splitup.core.codec import parse_json
 from splitup.core.errors import ChainUnavailable, ConfigurationError, describe, name_server
+from splitup.core.http_session import open_session
 from splitup.core.silence import SilenceAlarm
 
 _log = logging.getLogger("splitup.chain")
@@ -156,7 +156,7 @@ class Rpc(Closing):
 
     async def _post(self, calls: Sequence[tuple[str, Sequence[Any]]]) -> Any:
         if self._session is None:
-            self._session = ClientSession(raise_for_status=True, connector=TCPConnector())
+            self._session = open_session(raise_for_status=True)
         self.requests += len(calls)
         numbered = [
             {"jsonrpc": "2.0", "id": place, "method": method, "params": params}

@@ -285,6 +285,7 @@ MESSAGE_CHUNK_TIMEOUT_S: Final = 10.0  # for one chunk
 # Offered at once: an observation, a snapshot, those before, and some settlements, which come again.
 MAX_CHUNKED_MESSAGES: Final = 16
 LARGE_MESSAGE_REST: Final = 3.0  # times what reading one took, until its sender's next one
+AUDIT_TASKS: Final = 64  # that a new node tries at most, each of which may take minutes
 MAX_MANIFESTS: Final = 256  # models known at once to a committee member; half are those in use
 SNAPSHOT_SUBMIT_STAGE_S: Final = 3.0  # per rank behind the leader: longer than a block
 MAX_TRACKED_VOTES: Final = 16_384  # 4,096 open executions of four members; ≈ 500 bytes each
@@ -355,6 +356,7 @@ TRADE_NOTICE_S: Final = 10.0  # between withdrawing a task and unloading it: pla
 # a swapped task is not swapped back for this long, to repay its download
 TRADE_HOLD_S: Final = 600.0
 SHOWN_TRADES: Final = 3  # in a node's status
-LOAD_RETRY_DOUBLINGS: Final = 6  # of LOAD_RETRY_S, for a task that fails again: an hour at most
-LOAD_RETRY_S: Final = 60.0  # before a task that failed to load is tried again
+LOAD_RETRY_DOUBLINGS: Final = 6  # of the next two, for a task that fails again
+LOAD_RETRY_S: Final = 60.0  # before a task that failed to load is tried again: an hour at most
+LOAD_FETCH_RETRY_S: Final = 2.0  # the same, of a model whose files could not be fetched: 2 minutes
 NOISE_POSITIONS: Final = 16  # cached, of all sessions of a client; 1 MB each at 128 k tokens

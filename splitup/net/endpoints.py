@@ -20,6 +20,7 @@ from typing import Any, Final
 import aiohttp
 
 from splitup.core import tuning
+from splitup.core.http_session import open_session
 
 _AddressInfo = tuple[Any, ...]
 _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -117,26 +118,12 @@ def make_socket_factory(*, allow_loopback: bool) -> Callable[[_AddressInfo], soc
     return make_socket
 
 
-async def _refuse_redirects(
-    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
-    # aiohttp follows redirects of WebSocket handshakes and has no option against it
-    response = await handler(request)
-    if 300 <= response.status < 400:
-        response.close()
-        raise aiohttp.ClientConnectionError(f"{request.url} redirects elsewhere")
-    return response
-
-
 def open_peer_session(*, allow_loopback: bool) -> aiohttp.ClientSession:
     """Return a session for connections to peers; each request sets its own time limit."""
-    return aiohttp.ClientSession(
+    return open_session(
         connector=aiohttp.TCPConnector(
             limit=tuning.MAX_LINKS,
             socket_factory=make_socket_factory(allow_loopback=allow_loopback),
         ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=tuning.HTTP_CONNECT_S),
-        middlewares=(_refuse_redirects,),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trust_env=False,
     )

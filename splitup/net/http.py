@@ -35,6 +35,7 @@ from splitup.core.errors import (
     Unavailable,
     describe,
 )
+from splitup.core.http_session import Redirected, open_session
 from splitup.crypto.jws import Claims, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
 from splitup.messages.api import Route
@@ -313,7 +314,7 @@ class SignedClient(Closing):
     def session(self) -> aiohttp.ClientSession:
         """Return the session, for presigned URLs and WebSockets; it is created on first use."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(
+            self._session = open_session(
                 connector=aiohttp.TCPConnector(
                     limit=0,  # limited per host: one slow peer must not block the others
                     limit_per_host=tuning.HTTP_CONNECTIONS_PER_HOST,
@@ -324,8 +325,6 @@ class SignedClient(Closing):
                 ),
                 headers={"Accept-Encoding": "identity"},
                 auto_decompress=False,  # a limit on compressed bytes would not limit memory
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=False,
             )
         return self._session
 
@@ -422,11 +421,13 @@ class SignedClient(Closing):
         headers = {} if data is None else {"Content-Type": content_type}
         try:
             async with self.session.request(
-                method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+                method, url, data=data, headers=headers, timeout=timeout
             ) as response:
                 body = await read_bounded(response, max_bytes)
         except TimeoutError:
             raise Unavailable(f"{url} did not answer within {timeout_s:g} s") from None
+        except Redirected as error:
+            raise PeerFault(f"{url} cannot be used: {error}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Unavailable(f"{url} cannot be reached: {describe(error)}") from None
         if response.status == 200:

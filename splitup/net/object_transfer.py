@@ -25,6 +25,7 @@ from splitup.core.errors import (
     describe,
     name_server,
 )
+from splitup.core.http_session import Redirected
 from splitup.core.silence import SilenceAlarm
 from splitup.messages.storage import Grant
 
@@ -94,6 +95,8 @@ async def put_object(
         while True:
             try:
                 status = await _send(session, grant, data, patience, pause_s)
+            except Redirected as error:
+                raise make_refusal(grant, error.status) from None
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 reason = describe_failure(error)
             else:
@@ -140,6 +143,8 @@ async def get_object(
             try:
                 digest = None if expected_digest is None else hashlib.sha256()
                 status, data = await _fetch(session, grant, max_bytes, patience, digest)
+            except Redirected as error:
+                raise make_refusal(grant, error.status) from None
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 await patience.pause(describe_failure(error))
                 continue
@@ -226,7 +231,6 @@ async def _send(
         URL(grant.url, encoded=True),
         data=b"".join(get_parts(data)) if is_small else _slice(data, patience, pause_s),
         headers={"Content-Length": str(size_bytes)} | grant.headers,
-        allow_redirects=False,
         skip_auto_headers=("Content-Type",),
         timeout=patience.make_timeout(),
     ) as response:
@@ -270,7 +274,6 @@ async def _fetch(
         URL(grant.url, encoded=True),
         # no compression: a small answer must not unfold into a large one
         headers={"Accept-Encoding": "identity"} | grant.headers,
-        allow_redirects=False,
         auto_decompress=False,
         timeout=patience.make_timeout(),
     ) as response:

@@ -161,7 +161,6 @@ class Tunnel:
             data=body if route.method == "POST" else None,
             headers={"Content-Type": "application/json"} if route.method == "POST" else {},
             timeout=aiohttp.ClientTimeout(total=tuning.HTTP_TIMEOUT_S),
-            allow_redirects=False,
         ) as response:
             return response.status, (await response.read())[: limits.RELAY_REPLY_BYTES]
 

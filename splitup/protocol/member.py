@@ -132,7 +132,8 @@ class CommitteeMember:
         """Return the rows of a heartbeat's reply (``splitup.protocol.snapshots.demand``)."""
         nodes = self.nodes
         live, operators = nodes.get_live(now), nodes.get_operators()
-        return compute_demand(self.contents.manifests(), live, operators, retired)
+        manifests, used = self.contents.manifests(), self.contents.used
+        return compute_demand(manifests, live, operators, retired, used)
 
     def collect_holdings(self, now: float) -> Holdings:
         """Return what the live nodes hold and load."""
@@ -272,13 +273,17 @@ class CommitteeMember:
         if self.context.timestamp_s > self.context.get_end_s(request):
             return []  # an old event, read again at start
         commands: list[Command] = []
+        signature = ""
         signed = self._signed_requests.find(request.execution_id)
         if signed is not None:  # the chain holds it, or another with its nonce
             commands += self._signed_requests.process_closed(request.execution_id)
-            if is_same(signed.request, request):
+            if not is_same(signed.request, request):
+                commands += self._end_unopened(signed.request)
+            elif request.execution_id in self.plans:
                 return commands
-            commands += self._end_unopened(signed.request)
-        return commands + self._begin(request, now, refusal=event.refusal)
+            else:  # it had given its place up here, and others planned it
+                signature = signed.signature
+        return commands + self._begin(request, now, signature, event.refusal)
 
     def _process_signed(self, event: SignedRequestReceived, now: float) -> list[Command]:
         """Plan a request that is not on chain; raise PeerFault, Unavailable if it is refused."""
@@ -292,14 +297,44 @@ class CommitteeMember:
             len(self.context.signing_guard) >= tuning.MAX_SIGNED // 2
         ):  # these cost the client no gas
             raise Unavailable("too many requests were signed here of late; ask the chain instead")
-        commands = self._signed_requests.process_signed(event, self.context.timestamp_s)
+        self._signed_requests.check(event, self.context.timestamp_s)
+        commands: list[Command] = []
+        if self._signed_requests.lacks_place(signed.request.client):
+            waiting = (r for r in self._signed_requests.list_live() if not self._has_signed(r))
+            longest = next(waiting, None)
+            if longest is None:
+                raise Unavailable("too many signed requests wait here; ask the chain instead")
+            commands += self._drop_unplanned(longest)
+        commands += self._signed_requests.restore(signed)
         return commands + self._begin(signed.request, now, signed.signature)
+
+    def _has_signed(self, request: Request) -> bool:
+        """Return whether we have signed a plan of this request, in this run or an earlier one."""
+        slot = make_plan_slot(request, self.context.view.configuration)
+        return self.context.signing_guard.knows(slot)
+
+    def _drop_unplanned(self, request: Request) -> list[Command]:
+        """Forget a request that waits for its plan, so that another one gets its place.
+
+        Its client may sign another one, unless we have signed a plan of this one.
+        """
+        execution_id = request.execution_id
+        self.settlements.process_reverted_request(execution_id)
+        commands = self.plans.process_dropped(execution_id, "gave its place up: it has no plan")
+        if not self._has_signed(request):
+            commands += self._signed_requests.process_closed(execution_id)
+        return commands
 
     def _begin(
         self, request: Request, now: float, client_signature: str = "", refusal: str = ""
     ) -> list[Command]:
+        commands: list[Command] = []
+        if len(self.plans) >= tuning.MAX_OPEN_EXECUTIONS:
+            unplanned = self.plans.find_unplanned(now)
+            if unplanned is not None:
+                commands += self._drop_unplanned(unplanned)
         self.settlements.process_request(request)
-        commands = self.plans.process_request(request, now, client_signature, refusal)
+        commands += self.plans.process_request(request, now, client_signature, refusal)
         if self.plans.find_request(request.execution_id) is None:  # too many are open
             self.settlements.process_end(request.execution_id)
         return commands
@@ -332,7 +367,9 @@ class CommitteeMember:
                     return self._signed_requests.restore(signed)
                 self.settlements.process_reverted_request(request.execution_id)
                 self.nodes.process_end(request.execution_id)
-                return self.plans.process_reverted_request(request.execution_id)
+                return self.plans.process_dropped(
+                    request.execution_id, "was reverted by a chain reorganisation"
+                )
             case PlanAccepted(execution_id=execution_id):
                 self.settlements.process_accepted(execution_id, is_planned=False)
                 return self.plans.process_reverted_plan(execution_id, now)

@@ -21,6 +21,7 @@ from yarl import URL
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, SplitUpError, StorageUnavailable, Unavailable
+from splitup.core.http_session import Redirected
 from splitup.messages.storage import Grant
 from splitup.net.object_transfer import (
     RETRYABLE,
@@ -99,13 +100,14 @@ async def _fetch_rest(
         async with session.get(
             URL(grant.url, encoded=True),
             headers=headers,
-            allow_redirects=False,
             auto_decompress=False,
             timeout=patience.make_timeout(),
         ) as response:
             if (reason := _check_answer(response, grant, part)) == "":
                 await _append_all(response, grant, part, patience)
             return reason
+    except Redirected as error:
+        raise make_refusal(grant, error.status) from None
     except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
         return describe_failure(error)
 

@@ -200,7 +200,7 @@ class GatewayClient(Closing):
         try:
             with alarm:
                 async with self._http.session.put(
-                    grant.url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+                    grant.url, data=body, headers=headers, timeout=timeout
                 ) as response:
                     status = response.status
         except (TimeoutError, aiohttp.ClientError, OSError) as error:

@@ -258,3 +258,25 @@ async def test_an_endpoint_that_answers_nothing_is_named_soon_and_asked_twice(
     await server.close()
     assert asked == tuning.RPC_SILENCES < tuning.RPC_TRIES
     assert f"the chain at {server.url} has not answered" in caplog.text and "KEY" not in caplog.text
+
+
+@pytest.mark.parametrize("refusal", [web.HTTPFound, web.HTTPPermanentRedirect])
+async def test_s97_an_endpoint_that_redirects_does_not_answer(
+    endpoint: Endpoint, refusal: type[web.HTTPFound]
+) -> None:
+    """It could send who believes it into that one's own network."""
+
+    async def redirect(request: web.Request) -> web.Response:
+        raise refusal(f"{endpoint.url}/inside")
+
+    app = web.Application()
+    app.router.add_post("/key", redirect)
+    endpoint.answers = [DONE]
+    server = await serve_app(app, "127.0.0.1", 0)
+    async with Rpc(f"{server.url}/key") as rpc:
+        with pytest.raises(
+            ChainUnavailable, match=r"redirects elsewhere \(status 30[28]\)"
+        ) as error:
+            await rpc.request("eth_blockNumber")
+    await server.close()
+    assert endpoint.answers == [DONE] and "key" not in str(error.value)

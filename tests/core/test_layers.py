@@ -45,6 +45,7 @@ OWNERS = {
     "sqlite3": {"splitup/storage/journal.py"},
     "aiohttp": {
         *("splitup/net", "splitup/storage", "splitup/chain/rpc.py", "node", "oracle"),
+        "splitup/core/http_session.py",
         *("extras/gateway", "extras/private/splitup_private/adapters/host.py"),
         "extras/private/splitup_private/split/connection.py",
     },
@@ -184,6 +185,48 @@ def test_a_public_class_name_stands_for_one_thing() -> None:
     )
     repeated = sorted(name for name, count in names.items() if count > 1)
     assert not repeated, "find names that say what these are"
+
+
+def test_s97_one_place_makes_http_sessions() -> None:
+    """That of ``splitup.core.http_session``, which follows no redirects."""
+    clients = {"requests", "urllib3", "httpx", "http.client", "urllib.request", "websockets"}
+    makers = set()
+    for _, path in iter_sources():
+        other = [name for name in find_imports(path) if any(is_part(name, one) for one in clients)]
+        assert not other, f"{path} imports {other}: use splitup.core.http_session.open_session"
+        if "aiohttp" in find_imports(path) and any(iter_sessions(ast.parse(path.read_text()))):
+            makers.add(path.relative_to(ROOT).as_posix())
+    assert makers == {"splitup/core/http_session.py"}, "call open_session there"
+
+
+def is_part(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+def iter_sessions(tree: ast.AST) -> Iterator[str]:
+    """Return by which names a module makes sessions of aiohttp, or requests without one."""
+    makers = {"ClientSession", "request"}
+    called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            known = {alias.asname or alias.name for alias in node.names if alias.name == "aiohttp"}
+            yield from called & {f"{name}.{maker}" for name in known for maker in makers}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aiohttp"):
+            names = {alias.asname or alias.name for alias in node.names if alias.name in makers}
+            yield from called & names
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import aiohttp as a\na.ClientSession()",
+        "import aiohttp\nasync def f():\n    async with aiohttp.request('GET', 'http://a'): pass",
+        "from aiohttp.client import ClientSession as S\nS()",
+    ],
+)
+def test_s97_a_session_is_found_by_any_name(source: str) -> None:
+    assert list(iter_sessions(ast.parse(source)))
+    assert not list(iter_sessions(ast.parse("import aiohttp\naiohttp.web.Response()")))
 
 
 def test_no_wait_swallows_its_cancellation() -> None:

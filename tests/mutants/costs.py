@@ -1,4 +1,4 @@
-"""What a stranger's message costs."""
+"""What a stranger's message costs, and where a request is sent."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ from typing import Final
 from tests.mutants.mutant import Mutant
 
 MUTANTS: Final = (
+    Mutant(
+        "redirects",
+        "splitup/core/http_session.py",
+        "if 300 <= response.status < 400:",
+        "if False:",
+        "tests/chain/test_rpc.py::test_s97_an_endpoint_that_redirects_does_not_answer",
+    ),
+    Mutant(
+        "one place of HTTP sessions",
+        "splitup/chain/rpc.py",
+        "self._session = open_session(raise_for_status=True)",
+        "self._session = ClientSession(raise_for_status=True)",
+        "tests/core/test_layers.py::test_s97_one_place_makes_http_sessions",
+    ),
     Mutant(
         "numbers beyond a table",
         "splitup/cpu/row_copies.py",

@@ -69,6 +69,67 @@ MUTANTS: Final = (
         "tests/node/tasks/test_audit.py::test_s92_a_strangers_task_keeps_nobody_from_staking[1]",
     ),
     Mutant(
+        "models in use when nodes trade",
+        "node/splitup_node/tasks/placement.py",
+        "    if wanted.used and not given.used:\n        return True\n",
+        "",
+        "tests/node/tasks/test_placement.py::"
+        "test_s101_a_model_in_use_takes_the_memory_of_one_that_nobody_uses",
+    ),
+    Mutant(
+        "models without files",
+        "node/splitup_node/committee/presence.py",
+        "what, retry_s = choice.model_id, tuning.LOAD_FETCH_RETRY_S",
+        "return",
+        "tests/node/tasks/test_placement.py::"
+        "test_s100_a_model_without_files_stops_nobody_from_loading_others",
+    ),
+    Mutant(
+        "models in use on the list of demand",
+        "splitup/protocol/snapshots/demand.py",
+        'key=lambda row: (not row["used"], row["holders"],',
+        'key=lambda row: (row["holders"],',
+        "tests/protocol/snapshots/test_demand.py::"
+        "test_s101_models_in_use_are_listed_whatever_is_registered",
+    ),
+    Mutant(
+        "models in use when nodes load",
+        "node/splitup_node/tasks/placement.py",
+        "            not (entry.used and _is_scarce(entry)),\n",
+        "",
+        "tests/node/tasks/test_placement.py::"
+        "test_s101_models_in_use_have_enough_operators_before_others_are_loaded",
+    ),
+    Mutant(
+        "models that a new node tries",
+        "node/splitup_node/tasks/audit.py",
+        "            if self._passed and not count(model_id):\n                return\n",
+        "",
+        "tests/node/tasks/test_audit.py::test_s98_models_that_nobody_holds_cost_a_new_node_nothing",
+    ),
+    Mutant(
+        "models that operators hold",
+        "node/splitup_node/tasks/audit.py",
+        "sorted(models, key=count, reverse=True)",
+        "list(models)",
+        "tests/node/tasks/test_audit.py::test_s98_models_that_nobody_holds_cost_a_new_node_nothing",
+    ),
+    Mutant(
+        "tasks that a new node tries",
+        "node/splitup_node/tasks/audit.py",
+        "if is_full or len(self.rows) == tuning.AUDIT_TASKS:",
+        "if is_full:",
+        "tests/node/tasks/test_audit.py::test_s98_a_new_node_tries_as_many_tasks_as_it_can_hold",
+    ),
+    Mutant(
+        "one model's words in an audit",
+        "node/splitup_node/tasks/audit.py",
+        "        self._tried.add((model_id, task.task_id))\n",
+        "        self._tried.add((model_id, task.task_id))\n"
+        "        self._passed.add(task.task_id)\n",
+        "tests/node/tasks/test_audit.py::test_s98_a_copy_does_not_stand_for_the_tasks_of_a_model",
+    ),
+    Mutant(
         "model of a name",
         "splitup/client/models.py",
         "if name not in self._ids:",

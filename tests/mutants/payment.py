@@ -49,9 +49,41 @@ MUTANTS: Final = (
     Mutant(
         "places of requests without a plan",
         f"{PLANNING}/plan_agreement.py",
-        "if known.certificate is None and known.since <= before:",
-        "if False:",
+        "if is_unplanned and (is_free or known.since <= before):",
+        "if is_unplanned and is_free:",
         f"{TESTS}/test_member.py::test_s96_requests_that_get_no_plan_keep_no_place_from_others",
+    ),
+    Mutant(
+        "messages about signed requests",
+        f"{PLANNING}/plan_agreement.py",
+        "    if not known.client_signature or known.accepted:",
+        "    if True:",
+        f"{TESTS}/planning/test_signed_requests.py::"
+        "test_s102_members_repeat_less_and_less_about_signed_requests_without_a_plan",
+    ),
+    Mutant(
+        "places of signed requests",
+        f"{PLANNING}/plan_agreement.py",
+        "is_free = known.client_signature and known.own is None",
+        "is_free = False",
+        f"{TESTS}/planning/test_signed_requests.py::"
+        "test_s99_requests_on_the_chain_do_not_wait_for_signed_ones",
+    ),
+    Mutant(
+        "places of signed requests without a plan",
+        "splitup/protocol/member.py",
+        "            longest = next(waiting, None)",
+        "            longest = None",
+        f"{TESTS}/planning/test_signed_requests.py::"
+        "test_s99_signed_requests_that_get_no_plan_keep_no_place",
+    ),
+    Mutant(
+        "places of signed requests with a plan",
+        "splitup/protocol/member.py",
+        "list_live() if not self._has_signed(r))",
+        "list_live())",
+        f"{TESTS}/planning/test_signed_requests.py::"
+        "test_s99_what_a_member_has_signed_a_plan_of_keeps_its_place",
     ),
     # ---- steps and what the client received -----------------------------------------------------
     Mutant(

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitup.core.errors import PeerFault, Unavailable
+from splitup.core.http_session import Redirected
 from splitup.crypto.keys import generate_identity
 from splitup.net.endpoints import EndpointRefused, check_ip, open_peer_session
 from splitup.net.http import Server, SignedClient, make_app, serve_app
@@ -301,6 +302,8 @@ async def test_a13_redirects_are_not_followed(inside: Inside) -> None:
             await http.get_json(f"{server.url}/v1/ping")
         with pytest.raises(PeerFault, match="307"):
             await http.post_json(f"{server.url}/v1/plan", {})
+        with pytest.raises(Redirected):
+            await http.session.ws_connect(f"{server.url}/v1/data")
     pool = LinkPool(generate_identity(), lambda link, data: None, allow_loopback=True)
     link = pool.open("0x" + "11" * 20, server.url)
     with pytest.raises(Unavailable, match="did not accept within"):

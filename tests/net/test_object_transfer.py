@@ -14,6 +14,7 @@ from aiohttp import web
 
 from splitup.core import tuning
 from splitup.core.errors import InvalidInput, PeerFault, SplitUpError, StorageUnavailable
+from splitup.core.http_session import open_session
 from splitup.messages.storage import Grant
 from splitup.net.object_transfer import compute_sha256, count_bytes, get_object, put_object
 from tests.builders import HANG_S
@@ -73,7 +74,7 @@ async def script() -> AsyncIterator[Script]:
 
 @pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession() as opened:
+    async with open_session() as opened:
         yield opened
 
 

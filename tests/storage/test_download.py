@@ -10,12 +10,12 @@ from collections import namedtuple
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from splitup.core import tuning
 from splitup.core.errors import PeerFault, StorageUnavailable, Unavailable
+from splitup.core.http_session import open_session
 from splitup.messages.storage import Grant
 from splitup.net.object_transfer import NotStored
 from splitup.storage import download
@@ -90,7 +90,7 @@ async def store() -> AsyncIterator[Store]:
 
 
 async def fetch(store: Store, path: Path, *, life_s: int = 60, length: int = len(DATA)) -> None:
-    async with aiohttp.ClientSession() as session:
+    async with open_session() as session:
         await download_object(
             session,
             await store.grant(life_s),

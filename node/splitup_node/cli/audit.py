@@ -18,7 +18,7 @@ async def command(
     config: ConfigOption = DEFAULT_CONFIG,
     models: Annotated[
         list[str] | None,
-        typer.Option("--model", metavar="MODEL", help="Name or id; repeatable (default: all)."),
+        typer.Option("--model", metavar="MODEL", help="Name or id; repeatable."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Run without a stake: before the node registers.")
@@ -26,10 +26,11 @@ async def command(
     *,
     output: JsonOutput,
 ) -> None:
-    """Does this machine compute correctly? Run every task that fits it, and compare the outputs.
+    """Does this machine compute correctly? Run as many tasks as it can hold, and compare outputs.
 
-    Tasks run on seeded inputs; their outputs are compared with those that their models were
-    registered with. Nothing is served meanwhile. Exit code 1 when this machine must not serve one
+    Those come first that most operators hold; of the models that you name, all that fit. Tasks run
+    on seeded inputs; their outputs are compared with those that their models were registered with.
+    Nothing is served meanwhile. Exit code 1 when this machine must not serve one
     of the tasks: its stake would be slashed.
     """
     from splitup_node.cli.progress import open_progress

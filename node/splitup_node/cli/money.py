@@ -17,7 +17,7 @@ from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption, open_account
 async def stake(
     config: ConfigOption = DEFAULT_CONFIG,
     audit: Annotated[
-        bool, typer.Option(help="Try every task that fits before a new node registers.")
+        bool, typer.Option(help="Try tasks that fit before a new node registers.")
     ] = True,
     spare: Annotated[
         float, typer.Option(min=0, help="Percent of the least stake to put down above it.")
@@ -30,7 +30,7 @@ async def stake(
     Below the least stake a node gets no work, so the spare keeps it in business after a small
     slash. Called again, the command fills up what a slash took.
 
-    A new node is checked first: its port, its endpoint, its memory, and every task that fits it.
+    A new node is checked first: its port, its endpoint, its memory, and tasks that fit it.
     Nothing is staked when one of the checks fails.
     """
     from splitup_node.cli.progress import open_progress

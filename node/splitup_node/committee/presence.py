@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import Final
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel, SplitUpError
@@ -36,6 +37,7 @@ from splitup_node.tasks.placement import (
 from splitup_node.worker.supervisor import TaskFailed, WorkerLost
 
 _log = logging.getLogger("splitup.node.presence")
+_REFUSALS: Final = (InvalidModel, TaskFailed, WorkerLost)  # the task may be what killed the worker
 
 
 class Presence:
@@ -70,9 +72,9 @@ class Presence:
         self._pinged_at = -math.inf
         self._is_urgent = False  # the next heartbeat goes to all members, due or not
         self._stated: tuple[tuple[str, ...], str] | None = None  # offers and class, told to all
-        self._failures: Counter[ModelTask] = Counter()
-        self._unloadable: dict[ModelTask, float] = {}  # when to try again
-        self._problems: dict[ModelTask, str] = {}  # why it was not loaded
+        self._failures: Counter[ModelTask | str] = Counter()  # of tasks, and of models' files
+        self._unloadable: dict[ModelTask | str, float] = {}  # when to try again
+        self._problems: dict[ModelTask, SplitUpError] = {}  # why it was not loaded
         self._trader = Trader(identity.address)
         self._withdrawn = ""  # the task that is about to be unloaded: not offered any more
         self.trades: deque[dict[str, str | int]] = deque(maxlen=tuning.SHOWN_TRADES)
@@ -153,7 +155,12 @@ class Presence:
             if self._loaded_tasks.is_waited_for:
                 continue  # what an execution needs comes first
             now_s = time.monotonic()
-            excluded = {key for key, retry_s in self._unloadable.items() if now_s < retry_s}
+            waiting = {what for what, retry_s in self._unloadable.items() if now_s < retry_s}
+            excluded = {
+                entry.key
+                for entry in self._demand
+                if entry.key in waiting or entry.model_id in waiting
+            }
             choice = choose_task(
                 self._identity.address,
                 self._demand,
@@ -186,6 +193,7 @@ class Presence:
             self._note_failure(choice, error)
             return False
         self._problems.pop(choice.key, None)
+        self._failures.pop(choice.model_id, None)
         return is_loaded
 
     async def _free_unlisted(self, excluded: Collection[ModelTask]) -> bool:
@@ -206,26 +214,28 @@ class Presence:
                 "model_id": entry.model_id,
                 "task": entry.task,
                 "task_id": entry.task_id,
-                "reason": self._problems[entry.key],
-                "is_refused": entry.key in self._unloadable,
+                "reason": str(self._problems[entry.key]),
+                "is_refused": isinstance(self._problems[entry.key], _REFUSALS),
             }
             for entry in self._demand
             if entry.key in self._problems
         ]
 
     def _note_failure(self, choice: DemandEntry, error: SplitUpError) -> None:
+        """Try others before the task, or before its model: anybody can register a broken one."""
         is_new = choice.key not in self._problems
-        self._problems[choice.key] = str(error)
-        # the task may be what killed the worker
-        if isinstance(error, InvalidModel | TaskFailed | WorkerLost):
+        self._problems[choice.key] = error
+        what: ModelTask | str
+        if isinstance(error, _REFUSALS):  # each try costs seconds of CPU
             _log.error("task %s cannot be loaded: %s", choice.task_id[:12], error)
-            self._failures[choice.key] += 1  # each try costs seconds of CPU
-            doublings = min(self._failures[choice.key] - 1, tuning.LOAD_RETRY_DOUBLINGS)
-            retry_s = tuning.LOAD_RETRY_S * 2**doublings
-            self._unloadable[choice.key] = time.monotonic() + retry_s
+            what, retry_s = choice.key, tuning.LOAD_RETRY_S
         else:  # the store, the gateway, the memory or the disk: tried again soon, said once
             level = logging.WARNING if is_new else logging.DEBUG
             _log.log(level, "task %s is not loaded yet: %s", choice.task_id[:12], error)
+            what, retry_s = choice.model_id, tuning.LOAD_FETCH_RETRY_S
+        self._failures[what] += 1
+        doublings = min(self._failures[what] - 1, tuning.LOAD_RETRY_DOUBLINGS)
+        self._unloadable[what] = time.monotonic() + retry_s * 2**doublings
 
     # ---- trades --------------------------------------------------------------------------------
 

@@ -1,23 +1,26 @@
 """Does this machine compute correctly? Runs tasks on seeded inputs and compares their outputs.
 
 The outputs must be those that the task gave when its model was registered. A node tries every task
-once before it serves it; ``splitup-node audit --dry-run`` tries all of them before there is a stake
-to lose.
+once before it serves it; ``splitup-node audit --dry-run`` tries as many as the node can hold before
+there is a stake to lose. Anybody can register models, so those come first that most operators hold.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from splitup.chain.client import Chain
+from splitup.chain.committee_reader import fetch_committee
 from splitup.chain.models import RecordedModels
-from splitup.chain.registered_models import fetch_models
+from splitup.chain.registered_models import collect_models
 from splitup.client.inputs import format_bytes
-from splitup.core import limits
+from splitup.client.market.member_answers import fetch_latest_snapshot
+from splitup.core import limits, tuning
 from splitup.core.errors import (
     ConfigurationError,
     InvalidInput,
@@ -30,6 +33,7 @@ from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Task
 from splitup.messages.determinism import check_own
 from splitup.messages.network import Deployment
+from splitup.messages.snapshots import get_operator
 from splitup.net.http import SignedClient
 from splitup.storage.gateway_client import GatewayClient
 from splitup.storage.task_cache import TaskCache
@@ -69,7 +73,7 @@ class AuditedTask:
 class AuditReport:
     """The tried tasks, and ``device``: the report of the last device that tried them.
 
-    ``least_bytes`` is the memory that the smallest task needs, 0 when no task is registered.
+    ``least_bytes`` is the memory that the smallest task needs, 0 when none was looked at.
     """
 
     device: dict[str, str]
@@ -112,12 +116,12 @@ async def audit_node(
     worker_argv: Sequence[str] = WORKER_ARGV,
     on_progress: OnProgress = lambda text: None,
 ) -> AuditReport:
-    """Try every task that fits the node's memory.
+    """Try every task of ``models``, by name or id, that fits the node's memory.
 
-    Every device tries them; with several devices a row's detail names the device. ``models`` are
-    names or ids, by default all that are on the market. ``check`` is called before the first task,
-    with the chain; without it no stake is needed. Raises InvalidInput (no such model),
-    ChainUnavailable, StorageUnavailable, Unavailable (the worker).
+    Without ``models``, as many tasks of the market as it can hold (``_Trial.try_market``). Every
+    device tries them; with several devices a row's detail names the device. ``check`` is called
+    before the first task, with the chain; without it no stake is needed. Raises InvalidInput (no
+    such model), ChainUnavailable, StorageUnavailable, Unavailable (the worker, the members).
     """
     identity = config.load_identity()
     deployment = Deployment.load(config.deployment)
@@ -129,9 +133,8 @@ async def audit_node(
         try:
             if check is not None:
                 await check(chain, identity, config)
-            model_ids = await _find_models(chain, models)
-            if not models:
-                model_ids = await _drop_unusable(model_ids, cache, on_progress)
+            chosen = await _find_models(chain, models)
+            operators = {} if models else await _count_operators(chain, http)
             rows: list[AuditedTask] = []
             least_bytes = 0  # memory that the smallest of all tasks needs
             shares = config.device_shares
@@ -148,12 +151,13 @@ async def audit_node(
                     device = await supervisor.start()
                     check_own(device["determinism_class"])
                     trial = _Trial(supervisor, cache, memory_bytes, on_progress)
-                    least_bytes = await trial.find_least_bytes(model_ids)
-                    found = [
-                        row for model_id in model_ids for row in await trial.run_model(model_id)
-                    ]
+                    if models:
+                        await trial.try_models(list(chosen))
+                    else:
+                        await trial.try_market(chosen, operators)
                 finally:
                     await supervisor.close()
+                found, least_bytes = trial.rows, trial.least_bytes
                 if len(shares) > 1:
                     found = [replace(row, detail=f"{name}: {row.detail}") for row in found]
                 rows += found
@@ -203,43 +207,87 @@ class _Trial:
         self._memory_bytes = memory_bytes
         self._on_progress = on_progress
         self._used_bytes = 0
-        self._done: set[str] = set()
+        self._tried: set[tuple[str, str]] = set()  # models and tasks
+        self._passed: set[str] = set()  # tasks
+        self.rows: list[AuditedTask] = []
+        self.least_bytes = 0
 
-    async def find_least_bytes(self, model_ids: Sequence[str]) -> int:
-        manifests = [await self._cache.fetch_manifest(model_id) for model_id in model_ids]
-        return min((task.vram_bytes for one in manifests for task in one.tasks), default=0)
-
-    async def run_model(self, model_id: str) -> list[AuditedTask]:
-        manifest = await self._cache.fetch_manifest(model_id)
-        rows = []
-        for index, task in enumerate(manifest.tasks):
-            if task.task_id in self._done or task.vram_bytes > self._memory_bytes:
-                continue
-            self._done.add(task.task_id)
-            self._on_progress(
-                f"trying task {index + 1} of {len(manifest.tasks)} of model {model_id[:10]}: "
-                f"{task.label} ({format_bytes(task.weights_bytes)} of weights)"
-            )
-            try:
-                found = await self._try(model_id, index, task)
-                verdict, may_serve, detail = found.verdict.value, found.may_serve, found.detail
-            except _NoVectors:
-                verdict, may_serve = "", True
-                detail = "its model has no reference vectors to compare with"
-            except SplitUpError as error:  # anybody can register a task that cannot be tried
-                verdict, may_serve, detail = "", False, f"it does not run here: {error}"
-                if isinstance(error, WorkerLost):
+    async def try_models(self, model_ids: Sequence[str]) -> None:
+        """Try every task of these models that fits."""
+        for model_id in model_ids:
+            for index, task in await self._list_tasks(model_id):
+                if self._used_bytes + task.vram_bytes > self._memory_bytes:
                     await self._renew()
-            rows.append(AuditedTask(model_id, index, task.label, verdict, may_serve, detail))
-        return rows
+                await self._try(model_id, index, task)
 
-    async def _try(self, model_id: str, index: int, task: Task) -> Audit:
+    async def try_market(
+        self, models: Mapping[str, Sequence[str]], operators: Mapping[str, int]
+    ) -> None:
+        """Try tasks until the memory is full, or ``tuning.AUDIT_TASKS`` were tried.
+
+        First those that most operators hold (``operators``, by task), which takes a stake. Of
+        ``models``, with the ids of their tasks, that nobody holds, as many as it takes until a task
+        passes: to register one takes nothing.
+        """
+
+        def count(model_id: str) -> int:
+            return max((operators.get(task, 0) for task in models[model_id]), default=0)
+
+        for model_id in sorted(models, key=count, reverse=True)[: tuning.MAX_MANIFESTS]:
+            if self._passed and not count(model_id):
+                return
+            try:
+                tasks = await self._list_tasks(model_id)
+            except (InvalidModel, Refused) as error:
+                self._on_progress(f"not tried: {error}")
+                continue
+            for index, task in tasks:
+                if count(model_id) and task.task_id not in operators:
+                    continue
+                is_full = self._used_bytes + task.vram_bytes > self._memory_bytes
+                if is_full or len(self.rows) == tuning.AUDIT_TASKS:
+                    return
+                await self._try(model_id, index, task)
+
+    async def _list_tasks(self, model_id: str) -> list[tuple[int, Task]]:
+        """Return a model's tasks that fit, with their places."""
+        tasks = (await self._cache.fetch_manifest(model_id)).tasks
+        least = min(task.vram_bytes for task in tasks)
+        self.least_bytes = min(self.least_bytes or least, least)
+        return [
+            (index, task)
+            for index, task in enumerate(tasks)
+            if task.vram_bytes <= self._memory_bytes
+        ]
+
+    async def _try(self, model_id: str, index: int, task: Task) -> None:
+        """Add a row, unless the task passed before, or this model's words about it failed."""
+        if task.task_id in self._passed or (model_id, task.task_id) in self._tried:
+            return
+        self._tried.add((model_id, task.task_id))
+        self._on_progress(
+            f"trying task {index + 1} of model {model_id[:10]}: "
+            f"{task.label} ({format_bytes(task.weights_bytes)} of weights)"
+        )
+        try:
+            found = await self._run(model_id, index, task)
+            verdict, may_serve, detail = found.verdict.value, found.may_serve, found.detail
+            if may_serve:
+                self._passed.add(task.task_id)
+        except _NoVectors:
+            verdict, may_serve = "", True
+            detail = "its model has no reference vectors to compare with"
+        except SplitUpError as error:  # anybody can register a task that cannot be tried
+            verdict, may_serve, detail = "", False, f"it does not run here: {error}"
+            if isinstance(error, WorkerLost):
+                await self._renew()
+        self.rows.append(AuditedTask(model_id, index, task.label, verdict, may_serve, detail))
+
+    async def _run(self, model_id: str, index: int, task: Task) -> Audit:
         vectors = await self._cache.fetch_vectors(model_id, index)
         if vectors is None:
             raise _NoVectors
         graph, weights = await self._cache.fetch_task(model_id, index)
-        if self._used_bytes + task.vram_bytes > self._memory_bytes:
-            await self._renew()
         self._used_bytes += task.vram_bytes
         loaded = await self._supervisor.load(graph, weights, task.vram_bytes, task.gate)
         return await audit_program(self._supervisor, loaded["program"], task, vectors)
@@ -255,11 +303,19 @@ class _NoVectors(SplitUpError):
     pass
 
 
-async def _find_models(chain: Chain, models: Sequence[str]) -> list[str]:
-    """Return the ids of models by name or id; without any, of all but the retired ones."""
-    found = await fetch_models(chain)
+async def _find_models(chain: Chain, models: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the tasks of models by name or id; without any, of all but the retired ones."""
+    events = await chain.fetch_events("models")
+    found = collect_models(events)
+    tasks = {
+        event.args["modelId"]: tuple(
+            task["taskId"].removeprefix("0x") for task in event.args["tasks"]
+        )
+        for event in events
+        if event.name == "ModelRegistered"
+    }
     if not models:
-        return [one.model_id for one in found if not one.is_retired]
+        return {one.model_id: tasks[one.model_id] for one in found if not one.is_retired}
     by_name = {one.name: one.model_id for one in found} | {
         one.model_id: one.model_id for one in found
     }
@@ -268,22 +324,16 @@ async def _find_models(chain: Chain, models: Sequence[str]) -> list[str]:
             raise InvalidInput(
                 f"there is no model {model!r} on this network; leave --model out to try all of them"
             )
-    return list(dict.fromkeys(by_name[model] for model in models))
+    return {by_name[model]: tasks[by_name[model]] for model in models}
 
 
-async def _drop_unusable(
-    model_ids: Sequence[str], cache: TaskCache, on_progress: OnProgress
-) -> list[str]:
-    """Return the models without those that no node serves: anybody can register a broken one."""
-    usable = []
-    for model_id in model_ids:
-        try:
-            await cache.fetch_manifest(model_id)
-        except (InvalidModel, Refused) as error:
-            on_progress(f"not tried: {error}")
-        else:
-            usable.append(model_id)
-    return usable
+async def _count_operators(chain: Chain, http: SignedClient) -> Counter[str]:
+    """Return how many operators hold each task, by the latest snapshot; empty before the first."""
+    members = (await fetch_committee(chain)).members
+    snapshot = await fetch_latest_snapshot(chain, http, members)
+    entries = snapshot.entries if snapshot else ()
+    held = {(get_operator(entry), task) for entry in entries for task in entry.resident}
+    return Counter(task for _, task in held)
 
 
 async def _run(supervisor: Supervisor | Workers, request: RunRequest) -> RunAnswer:

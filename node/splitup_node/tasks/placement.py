@@ -1,5 +1,8 @@
 """Which tasks a node loads: the least served first, then the best paid, as long as they fit.
 
+Anybody can register models that nobody wants. So tasks of models in use come before all others
+until enough operators hold them.
+
 Pure functions: the committee's list of tasks in, one choice out. Nodes that start together see the
 same list; a hash of node and task breaks ties, so that they choose different tasks. A node whose
 memory is full trades: it unloads a task that many nodes serve for one that too few serve.
@@ -10,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault
@@ -30,6 +34,7 @@ class DemandEntry(Message):
     holders: Count  # live nodes that serve it
     operators: Count = 0  # in the determinism class with most of them
     verifiable: bool = False  # sold with verification: enough operators hold it in one class
+    used: bool = False  # executions of the model were planned lately
 
     @property
     def key(self) -> ModelTask:
@@ -47,15 +52,21 @@ def parse_demand(value: object) -> tuple[DemandEntry, ...]:
 def merge_demand(answers: Iterable[Iterable[DemandEntry]]) -> tuple[DemandEntry, ...]:
     """Return one entry per (model, task), with the lowest number of holders that a member reports.
 
-    The lowest number is safe: one holder too many does little harm.
+    The lowest number is safe: one holder too many does little harm. A model is in use if one of
+    the members says so: another may have started again since.
     """
     merged: dict[tuple[str, int], DemandEntry] = {}
+    used: set[str] = set()
     for answer in answers:
         for entry in answer:
+            used |= {entry.model_id} if entry.used else set()
             known = merged.get((entry.model_id, entry.task))
             if known is None or entry.holders < known.holders:
                 merged[entry.model_id, entry.task] = entry
-    return tuple(merged.values())
+    return tuple(
+        entry.model_copy(update={"used": True}) if entry.model_id in used else entry
+        for entry in merged.values()
+    )
 
 
 def choose_task(
@@ -78,7 +89,10 @@ def choose_task(
     ]
     return min(
         fitting,
-        key=lambda entry: (entry.holders, -entry.price_nano_usdc, _tie(node, entry)),
+        key=lambda entry: (
+            not (entry.used and _is_scarce(entry)),
+            *(entry.holders, -entry.price_nano_usdc, _tie(node, entry)),
+        ),
         default=None,
     )
 
@@ -149,17 +163,19 @@ class Trader:
         ``rooms`` are the loaded tasks that may go, with the bytes that each would make room for.
         """
         entries = [entry for entry in demand if now_s >= self._held.get(entry.task_id, 0.0)]
-        mine = [entry for entry in entries if entry.task_id in rooms and not _is_needed(entry)]
+        mine = [entry for entry in entries if entry.task_id in rooms]
         mine.sort(key=lambda entry: (*_count(entry), _tie(self._node, entry)), reverse=True)
+        unused = [entry for entry in mine if not entry.used]
+        mine = [entry for entry in mine if not _is_needed(entry)]
         wanted = [
             entry
             for entry in entries
             if _is_scarce(entry) and entry.task_id not in loaded and entry.key not in excluded
         ]
-        wanted.sort(key=lambda entry: (*_count(entry), _tie(self._node, entry)))
+        wanted.sort(key=lambda entry: (not entry.used, *_count(entry), _tie(self._node, entry)))
         for want in wanted:
-            for given in mine:
-                if not _is_gain(*_count_left(given), want):
+            for given in chain(unused if want.used else (), mine):
+                if not _is_gain(*_count_left(given), given, want):
                     break  # nor are the next ones, which fewer serve
                 if want.vram_bytes <= rooms[given.task_id]:
                     equal = len({one.task_id for one in wanted if _count(one) == _count(want)})
@@ -176,8 +192,8 @@ class Trader:
             given is not None
             and wanted is not None
             and _is_scarce(wanted)
-            and (_is_scarce(trade.given) or not _is_scarce(given))
-            and _is_gain(*_count(given), wanted)
+            and (wanted.used or _is_scarce(trade.given) or not _is_scarce(given))
+            and _is_gain(*_count(given), given, wanted)
         )
 
     def note(self, trade: Trade, now_s: float, *, made: bool) -> None:
@@ -213,6 +229,11 @@ def _is_needed(entry: DemandEntry) -> bool:
     return not _is_scarce(entry) and _count_left(entry)[0] < limits.MIN_OPERATORS
 
 
-def _is_gain(operators: int, holders: int, wanted: DemandEntry) -> bool:
-    """Return whether a task with so many operators and holders is served better than ``wanted``."""
+def _is_gain(operators: int, holders: int, given: DemandEntry, wanted: DemandEntry) -> bool:
+    """Return whether a task with so many operators and holders is served better than ``wanted``.
+
+    One that nobody uses gives way in any case to one that is used.
+    """
+    if wanted.used and not given.used:
+        return True
     return (operators, holders > wanted.holders) > (wanted.operators, False)

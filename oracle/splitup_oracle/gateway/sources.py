@@ -246,7 +246,6 @@ class ObjectView:
                 self._http.session.get(
                     grant.url,
                     headers={"Range": "bytes=0-0"},
-                    allow_redirects=False,
                     timeout=timeout,
                 ) as response,
             ):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -153,6 +153,11 @@ class ContentStore:
 
     def manifests(self) -> list[Manifest]:
         return list(self._manifests.values())
+
+    @property
+    def used(self) -> Collection[str]:
+        """Return the models of the executions that were planned last."""
+        return self._used.keys()
 
     def find_snapshot(self, root: str) -> Snapshot | None:
         return self._snapshots.get(root)

@@ -111,6 +111,20 @@ class PlanAgreement:
             return None
         return SignedRequest(request=known.request, signature=known.client_signature)
 
+    def find_unplanned(self, now: float) -> Request | None:
+        """Return the request that waits longest for a plan, and gives its place up to another.
+
+        It pays for no stake. One that the chain holds may wait for ``limits.MAX_PLAN_WAIT_S``; a
+        signed one, which cost its client nothing, gives way until we have signed its plan.
+        """
+        before = now - limits.MAX_PLAN_WAIT_S
+        for known in self._rounds.values():
+            is_free = known.client_signature and known.own is None
+            is_unplanned = known.certificate is None and not known.accepted
+            if is_unplanned and (is_free or known.since <= before):
+                return known.request
+        return None
+
     def list_expired(self, timestamp_s: int) -> list[str]:
         """Return the executions whose price can be refunded at this time."""
         return [
@@ -138,7 +152,7 @@ class PlanAgreement:
         execution_id = request.execution_id
         if execution_id in self._rounds:
             return []
-        if len(self._rounds) >= tuning.MAX_OPEN_EXECUTIONS and not self._drop_unplanned(now):
+        if len(self._rounds) >= tuning.MAX_OPEN_EXECUTIONS:
             return [Log(f"too many open executions; {execution_id} will be refunded")]
         if len(self._context.signing_guard) >= tuning.MAX_SIGNED:
             return [Log(f"too many signatures to remember; {execution_id} will be refunded")]
@@ -155,18 +169,6 @@ class PlanAgreement:
                 if message is not None:
                     commands += self.process_gossip(member, message, now)
         return commands
-
-    def _drop_unplanned(self, now: float) -> bool:
-        """Forget the request that waits longest for a plan; return whether there was one.
-
-        It pays for no stake, so it must not keep a place from those that do.
-        """
-        before = now - limits.MAX_PLAN_WAIT_S
-        for execution_id, known in self._rounds.items():
-            if known.certificate is None and known.since <= before:
-                del self._rounds[execution_id]
-                return True
-        return False
 
     def process_key(self, now: float) -> list[Command]:
         """Begin the executions that were requested before key generation ended."""
@@ -216,11 +218,11 @@ class PlanAgreement:
                 self._finished.popitem(last=False)
         return [AnnouncePlan(execution_id)]
 
-    def process_reverted_request(self, execution_id: str) -> list[Command]:
-        """Drop an execution whose block is gone; what we signed for it stays recorded."""
+    def process_dropped(self, execution_id: str, why: str) -> list[Command]:
+        """Drop an execution that may come back; what we signed for it stays recorded."""
         if self._rounds.pop(execution_id, None) is None:
             return []
-        return [Log(f"the request of {execution_id} was reverted by a chain reorganisation")]
+        return [Log(f"the request of {execution_id} {why}")]
 
     def process_reverted_plan(self, execution_id: str, now: float) -> list[Command]:
         """Submit a plan again whose block is gone."""
@@ -247,7 +249,7 @@ class PlanAgreement:
             if known.certificate is None:
                 if known.refusal or now < known.resend_at:
                     continue
-                known.resend_at = now + tuning.GOSSIP_RETRY_S
+                known.resend_at = now + _get_pause_s(known, now)
                 commands += self._repeat(known)
                 if known.collector.seed:
                     commands += self._context.contents.ask(
@@ -455,6 +457,13 @@ class PlanAgreement:
         if known.own:
             commands.append(Gossip(None, known.own))
         return commands
+
+
+def _get_pause_s(known: _Round, now: float) -> float:
+    """Return when to repeat our messages: a signed request that waits costs its client nothing."""
+    if not known.client_signature or known.accepted:
+        return tuning.GOSSIP_RETRY_S
+    return min(limits.MAX_PLAN_WAIT_S, max(tuning.GOSSIP_RETRY_S, (now - known.since) / 2))
 
 
 def _check_price(request: Request, manifest: Manifest) -> None:

@@ -76,11 +76,16 @@ class SignedRequests:
         live = self._live.values()
         return next((s for s in live if s.request.execution_id == execution_id), None)
 
-    def process_signed(self, event: SignedRequestReceived, timestamp_s: int) -> list[Command]:
-        """Support a request; return what to persist first.
+    def list_live(self) -> list[Request]:
+        """Return the supported requests that are not on chain yet, the oldest first."""
+        return [signed.request for signed in self._live.values()]
 
-        Raises PeerFault, BadSignature for a wrong request, Unavailable while another one is open.
-        """
+    def lacks_place(self, client: str) -> bool:
+        """Return whether a request of this client needs the place of another."""
+        return client not in self._live and len(self._live) >= tuning.MAX_OPEN_EXECUTIONS
+
+    def check(self, event: SignedRequestReceived, timestamp_s: int) -> None:
+        """Raise PeerFault, BadSignature for a wrong request, Unavailable while another is open."""
         signed, request = event.signed, event.signed.request
         if request.deadline <= timestamp_s:
             raise PeerFault(f"the deadline of {request.execution_id} has passed")
@@ -101,12 +106,12 @@ class SignedRequests:
                 f"{request.client} has another signed request, {live.request.execution_id}, that "
                 "is not on chain yet; try again"
             )
-        if live is None and len(self._live) >= tuning.MAX_OPEN_EXECUTIONS:
-            raise Unavailable("too many signed requests wait here; ask the chain instead")
-        return self.restore(live or signed)
 
     def restore(self, signed: SignedRequest) -> list[Command]:
-        """Support a request, also again when its block is gone, unless the client has another."""
+        """Support a request, also again when its block is gone, unless the client has another.
+
+        Returns what to persist first.
+        """
         client = signed.request.client
         if self._live.setdefault(client, signed) != signed:
             return []

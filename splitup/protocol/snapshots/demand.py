@@ -22,12 +22,14 @@ def compute_demand(
     live: Iterable[Heartbeat],
     operators: Mapping[str, str] = _NOBODY,
     retired: Collection[str] = (),
+    used: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """Return a row for each distinct task of a model, the least held first.
+    """Return a row for each distinct task of a model: of ``used`` ones first, then the least held.
 
     There are at most ``MAX_DEMAND_TASKS``. Models may share tasks: what each says of one is its
-    developer's word, and may be false. ``retired`` models, by id, have no rows. A row holds what a
-    node needs to choose tasks: model, index, sizes, price per step, holders. A task is
+    developer's word, and may be false. ``retired`` models, by id, have no rows. Of ``used`` ones
+    executions were planned lately, which costs something: to register a model does not. A row holds
+    what a node needs to choose tasks: model, index, sizes, price per step, holders. A task is
     ``verifiable`` when ``MIN_OPERATORS`` operators hold it in one determinism class; the row's
     ``operators`` is their number in the class with the most. A node that the argument ``operators``
     does not list is its own operator.
@@ -58,8 +60,12 @@ def compute_demand(
                 "holders": holders[task.task_id],
                 "operators": most,
                 "verifiable": most >= limits.MIN_OPERATORS,
+                "used": model_id in used,
             }
-    ranked = sorted(rows.values(), key=lambda row: (row["holders"], row["model_id"], row["task"]))
+    ranked = sorted(
+        rows.values(),
+        key=lambda row: (not row["used"], row["holders"], row["model_id"], row["task"]),
+    )
     return ranked[: limits.MAX_DEMAND_TASKS]
 
 

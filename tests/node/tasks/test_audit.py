@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +17,8 @@ from splitup_node.tasks.loaded_tasks import LoadedTasks
 from splitup_node.worker.supervisor import WORKER_ARGV, Supervisor
 from splitup_node.worker.worker_pool import Workers
 
-from splitup.core.errors import ConfigurationError, InvalidInput, InvalidModel
+from splitup.core import tuning
+from splitup.core.errors import ConfigurationError, InvalidInput, InvalidModel, Refused
 from splitup.graph.manifest import Manifest
 from splitup.graph.tolerances import Tolerance
 from splitup.storage.task_cache import TaskCache
@@ -203,9 +205,85 @@ async def test_s92_a_task_that_cannot_be_tried_is_a_row() -> None:
 
     cache = SimpleNamespace(fetch_manifest=fetch_manifest, fetch_vectors=fetch_vectors)
     trial = audit._Trial(cast(Any, None), cast(Any, cache), 10**8, lambda _: None)
-    rows = await trial.run_model(manifest.model_id)
-    assert [row.may_serve for row in rows] == [False, False]
-    assert rows[0].detail == "it does not run here: no reference vectors"
+    await trial.try_models([manifest.model_id])
+    assert [row.may_serve for row in trial.rows] == [False, False]
+    assert trial.rows[0].detail == "it does not run here: no reference vectors"
+
+
+@dataclass
+class Market:
+    """Registered models, and a trial on a machine that computes nothing: what passes is listed."""
+
+    models: dict[str, list[SimpleNamespace]]
+    false: tuple[str, ...] = ()  # models with false vectors
+    broken: tuple[str, ...] = ()  # models without a manifest
+    looked: list[str] = field(default_factory=list)
+    tried: list[tuple[str, str]] = field(default_factory=list)
+
+    async def fetch_manifest(self, model_id: str) -> SimpleNamespace:
+        self.looked.append(model_id)
+        if model_id in self.broken:
+            raise Refused("nobody has it", status=404)
+        return SimpleNamespace(tasks=self.models[model_id])
+
+    async def run(self, memory_bytes: int, operators: dict[str, int]) -> None:
+        trial = audit._Trial(cast(Any, None), cast(Any, self), memory_bytes, lambda _: None)
+
+        async def compute(model_id: str, index: int, task: Any) -> SimpleNamespace:
+            self.tried.append((model_id, task.task_id))
+            trial._used_bytes += task.vram_bytes
+            may_serve = model_id not in self.false
+            return SimpleNamespace(
+                verdict=SimpleNamespace(value="x"), may_serve=may_serve, detail=""
+            )
+
+        trial._run = compute  # type: ignore[assignment, method-assign]
+        tasks = {model: [task.task_id for task in found] for model, found in self.models.items()}
+        await trial.try_market(tasks, operators)
+        assert [(row.model_id, row.label) for row in trial.rows] == self.tried
+
+
+def make_tasks(*ids: str, size: int = 1) -> list[SimpleNamespace]:
+    return [
+        SimpleNamespace(task_id=one, label=one, vram_bytes=size, weights_bytes=0) for one in ids
+    ]
+
+
+async def test_s98_models_that_nobody_holds_cost_a_new_node_nothing() -> None:
+    strangers = {f"s{number}": make_tasks(f"{number}") for number in range(1000)}
+    models = {**strangers, "used": make_tasks("a", "b", "c"), "less": make_tasks("d")}
+    market = Market(models)
+    await market.run(100, {"a": 3, "c": 2, "d": 1})
+    assert market.tried == [("used", "a"), ("used", "c"), ("less", "d")]
+    assert market.looked == ["used", "less"]
+
+
+async def test_s98_without_a_held_task_one_that_passes_is_enough() -> None:
+    models = {f"s{number}": make_tasks(f"{number}", size=101) for number in range(1000)}
+    market = Market({**models, "other": make_tasks("a")})
+    await market.run(100, {})
+    assert market.tried == [] and len(market.looked) == tuning.MAX_MANIFESTS
+    models = {"broken": [], "false": make_tasks("1"), "good": make_tasks("2", "3"), "s": []}
+    market = Market(models, false=("false",), broken=("broken",))
+    await market.run(100, {})
+    assert market.tried == [("false", "1"), ("good", "2"), ("good", "3")]
+
+
+async def test_s98_a_new_node_tries_as_many_tasks_as_it_can_hold() -> None:
+    held = {f"{number}": 1 for number in range(100)}
+    market = Market({"m": make_tasks(*held)})
+    await market.run(10, held)
+    assert len(market.tried) == 10
+    market = Market({"m": make_tasks(*held)})
+    await market.run(1000, held)
+    assert len(market.tried) == tuning.AUDIT_TASKS
+
+
+async def test_s98_a_copy_does_not_stand_for_the_tasks_of_a_model() -> None:
+    """Its developer says which outputs its tasks have, of that model alone."""
+    market = Market({"copy": make_tasks("a"), "used": make_tasks("a", "b")}, false=("copy",))
+    await market.run(100, {"a": 1, "b": 1})
+    assert market.tried == [("copy", "a"), ("used", "a"), ("used", "b")]
 
 
 async def test_what_is_off_the_market_is_tried_only_by_name() -> None:
@@ -220,7 +298,7 @@ async def test_what_is_off_the_market_is_tried_only_by_name() -> None:
         ]
 
     chain = cast(Any, SimpleNamespace(fetch_events=fetch_events))
-    assert await audit._find_models(chain, ()) == ["0x1", "0x2"]
-    assert await audit._find_models(chain, ("a", "0x0", "0x2")) == ["0x2", "0x0"]
+    assert list(await audit._find_models(chain, ())) == ["0x1", "0x2"]
+    assert list(await audit._find_models(chain, ("a", "0x0", "0x2"))) == ["0x2", "0x0"]
     with pytest.raises(InvalidInput, match="there is no model 'c'"):
         await audit._find_models(chain, ("c",))

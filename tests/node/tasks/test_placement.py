@@ -25,7 +25,7 @@ from splitup_node.tasks.placement import (
 )
 
 from splitup.core import limits, tuning
-from splitup.core.errors import PeerFault
+from splitup.core.errors import PeerFault, SplitUpError, StorageUnavailable, Unavailable
 from splitup.crypto.keys import generate_identity
 from tests.builders import HANG_S
 from tests.parameters import some_of
@@ -67,6 +67,17 @@ def test_the_least_served_task_is_chosen_then_the_best_paid() -> None:
     assert choose(entries) == 2
     assert choose(entries, resident={entries[2].task_id}) == 1
     assert choose(entries, excluded={entries[2].key, entries[1].key}) == 0
+
+
+def test_s101_models_in_use_have_enough_operators_before_others_are_loaded() -> None:
+    """Who registers tasks, at any price that nobody pays, takes no memory from them."""
+    strangers = [make_entry(task, price=10**9) for task in range(1, 5)]
+    used = make_entry(0, holders=2).model_copy(update={"used": True})
+    assert choose([*strangers, used]) == 0
+    enough = make_entry(0, holders=limits.MIN_OPERATORS).model_copy(update={"used": True})
+    assert choose([*strangers, enough]) != 0
+    (merged,) = merge_demand([[make_entry(0, holders=1)], [used]])
+    assert (merged.holders, merged.used) == (1, True)
 
 
 def test_s95_what_one_model_says_of_a_task_says_nothing_of_anothers_words() -> None:
@@ -197,6 +208,40 @@ async def test_what_an_execution_waits_for_is_loaded_before_what_is_in_demand() 
         await loaded.wait()
     placing.cancel()
     await asyncio.gather(placing, return_exceptions=True)
+
+
+@pytest.mark.parametrize("error", [StorageUnavailable, Unavailable, PeerFault])
+async def test_s100_a_model_without_files_stops_nobody_from_loading_others(
+    error: type[SplitUpError],
+) -> None:
+    other = "0x" + "bb" * 32
+    dear = [make_entry(task, price=10**9) for task in (1, 2)]
+    broken = [entry.model_copy(update={"model_id": other}) for entry in dear]
+    tried: list[tuple[str, int]] = []
+    loaded: dict[str, int] = {}
+
+    async def place(model_id: str, task: int) -> bool:
+        tried.append((model_id, task))
+        if model_id == other:
+            raise error("nobody has it")
+        loaded[IDS[task]] = task
+        return True
+
+    presence = make_presence(
+        SimpleNamespace(programs=loaded, free_bytes=100, place=place, is_waited_for=False)
+    )
+    presence._demand = (make_entry(0), *broken)
+    placing = asyncio.create_task(presence.place_tasks())
+    for _ in range(3):
+        await asyncio.sleep(0)
+        presence._demand_changed.set()
+        while presence._demand_changed.is_set():  # noqa: ASYNC110 - until it was looked at
+            await asyncio.sleep(0)
+    placing.cancel()
+    await asyncio.gather(placing, return_exceptions=True)
+    assert len(tried) == 2 and tried[0][0] == other and tried[1] == (MODEL, 0)
+    (problem,) = presence.list_problems()
+    assert problem["reason"] == "nobody has it" and not problem["is_refused"]
 
 
 def make_presence(loaded_tasks: SimpleNamespace) -> Presence:
@@ -399,6 +444,25 @@ def test_a_trade_needs_memory_a_gain_of_two_and_an_idle_task() -> None:
         if trader.is_due(now_s)
     ]
     assert {trade.wanted for trade in drawn if trade is not None} == {worst}
+
+
+def test_s101_a_model_in_use_takes_the_memory_of_one_that_nobody_uses() -> None:
+    """A node that is full of strangers' tasks, however few hold them, trades these."""
+    strangers = [make_entry(task, holders=held) for task, held in ((1, 1), (2, 3))]
+    used = make_entry(0, holders=2).model_copy(update={"used": True})
+    rooms = dict.fromkeys((entry.task_id for entry in strangers), 10)
+    trader = Trader("0xa")
+    demand = [*strangers, make_entry(3), used]
+    trade = None
+    while trade is None:  # a third of its draws
+        trader._epoch += 1
+        assert trader._epoch < 100
+        trade = trader.choose(demand, rooms, rooms, (), 1e9)
+    assert (trade.given.task, trade.wanted.task) == (2, 0)
+    left = [*strangers[:1], make_entry(2, holders=2), used]
+    assert trader.confirms(trade, left)
+    full = make_entry(0, holders=3).model_copy(update={"used": True})
+    assert not trader.confirms(trade, [*strangers, full])
 
 
 def test_a_trade_is_called_off_when_the_task_turns_out_to_be_needed() -> None:

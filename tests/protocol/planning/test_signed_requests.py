@@ -8,13 +8,18 @@ import pytest
 
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
+from splitup.crypto.quorum import compute_execution_id
+from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import SignedRequest
 from splitup.protocol.committee import commands as cmd
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.certificates import compute_plan_hash
 from splitup.protocol.committee.context import SIGNED
+from splitup.protocol.committee.peer_messages import PlanPartial
 from splitup.protocol.planning.exposure import Economics
-from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, check_signed
+from splitup.protocol.planning.signed_requests import SIGNED_REQUEST, check_signed, sign_request
+from tests.protocol.committees import CHAIN_ID, make_identity
+from tests.protocol.simulated_chain import MARKET
 from tests.protocol.simulator import (
     CLIENT_IDENTITY,
     GRACE_S,
@@ -134,6 +139,91 @@ def test_f14_an_opening_whose_block_is_gone_is_brought_to_the_chain_again() -> N
     assert len(list_kept(simulation)) == 4, "until it is there again nothing else is supported"
     settle(simulation, execution_id)
     assert simulation.chain.balances[CLIENT] == 0
+
+
+def sign_as_stranger(simulation: Simulation, number: int) -> SignedRequest:
+    """Return a request of an account of its own, which has the money."""
+    identity = make_identity(100 + number)
+    client = identity.address
+    simulation.chain.balances[client] = 10**6
+    execution_id = compute_execution_id(CHAIN_ID, MARKET, client, 1)
+    request = simulation._make_request(execution_id, client, 4, 300, ZERO_BYTES32)
+    return sign_request(identity, request.model_copy(update={"nonce": 1}))
+
+
+def fill_places(simulation: Simulation) -> list[SignedRequest]:
+    """Have strangers take both places of each member, by requests that get no seed."""
+    accounts = [identity.address for identity in simulation.identities]
+    signed = [sign_as_stranger(simulation, number) for number in range(4)]
+    for number, one in enumerate(signed):
+        simulation.tell_signed(one, accounts[:2] if number % 2 else accounts[2:])
+    simulation.run(0.1)
+    return signed
+
+
+def test_s99_signed_requests_that_get_no_plan_keep_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning, "MAX_OPEN_EXECUTIONS", 2)
+    simulation = start_frozen()
+    strangers = fill_places(simulation)
+    signed = simulation.sign_request(1)
+    simulation.tell_signed(signed)
+    settle(simulation, get_id(signed))
+    assert simulation.chain.balances[CLIENT] == 0
+    kept = [
+        {k for k in journal if k[0] == SIGNED_REQUEST} for journal in simulation.journals.values()
+    ]
+    assert kept == [
+        {(SIGNED_REQUEST, f"1/{strangers[place].request.client}")} for place in (3, 3, 2, 2)
+    ]
+
+
+def test_s102_members_repeat_less_and_less_about_signed_requests_without_a_plan() -> None:
+    """Thousands of these, which cost nothing, would each be told to all members every second."""
+    simulation = start_frozen()
+    member = simulation.members[simulation.identities[0].address]
+    signed = sign_as_stranger(simulation, 1)
+    member.handle(ev.SignedRequestReceived(signed, 10**6, 2**40), simulation.now)
+    told = []
+    for second in range(120):
+        commands = member.handle(ev.Tick(), simulation.now + second)
+        said = [one.message for one in commands if isinstance(one, cmd.Gossip)]
+        told += [second for message in said if isinstance(message, PlanPartial)]
+    assert told[:3] == [1, 2, 3] and 8 <= len(told) <= 12
+
+
+def test_s99_requests_on_the_chain_do_not_wait_for_signed_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who has paid for a request on the chain gets the place of one that cost nothing."""
+    monkeypatch.setattr(tuning, "MAX_OPEN_EXECUTIONS", 2)
+    simulation = start_frozen()
+    fill_places(simulation)
+    execution_id = simulation.request(1)
+    assert simulation.run(3, lambda: execution_id in simulation.chain.plans)
+    settle(simulation, execution_id)
+
+
+def test_s99_what_a_member_has_signed_a_plan_of_keeps_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its client could have two plans for one balance."""
+    monkeypatch.setattr(tuning, "MAX_OPEN_EXECUTIONS", 1)
+    simulation = start_frozen()
+    simulation.run(0.3)  # away from the block
+    signed, other = simulation.sign_request(1), simulation.sign_request(2)
+    simulation.tell_signed(signed)
+    simulation.run(0.1)
+    member = simulation.members[simulation.identities[0].address]
+    stranger = ev.SignedRequestReceived(sign_as_stranger(simulation, 1), 10**6, 2**40)
+    with pytest.raises(Unavailable, match="too many signed requests"):
+        member.handle(stranger, simulation.now)
+    assert not member._drop_unplanned(signed.request)[1:], "it only makes room"
+    with pytest.raises(Unavailable, match="has another signed request"):
+        member.handle(ev.SignedRequestReceived(other, 10**6, 2**40), simulation.now)
+    settle(simulation, get_id(signed))
+    assert get_id(signed) not in member.plans
 
 
 def test_what_does_not_hold_until_the_deadline_is_refused() -> None:

@@ -38,6 +38,7 @@ def test_the_least_held_task_comes_first() -> None:
         "holders": 0,
         "operators": 0,
         "verifiable": False,
+        "used": False,
     }
 
 
@@ -75,6 +76,19 @@ def test_a_models_task_is_listed_once_and_the_list_is_bounded(
     assert len(compute_demand(manifests, [])) == 8
     monkeypatch.setattr(limits, "MAX_DEMAND_TASKS", 2)
     assert len(compute_demand(manifests, [])) == 2
+
+
+def test_s101_models_in_use_are_listed_whatever_is_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else thousands of tasks that nobody holds would push all others off the list."""
+    monkeypatch.setattr(limits, "MAX_DEMAND_TASKS", 6)
+    used, others = make_chain_manifest(2), [make_chain_manifest(count) for count in range(3, 9)]
+    live = [beat(number, 0, 1) for number in range(5)]
+    rows = compute_demand([*others, used], live, used={used.model_id})
+    listed = [(row["model_id"] == used.model_id, row["task"], row["used"]) for row in rows]
+    assert listed[:2] == [(True, 0, True), (True, 1, True)] and len(rows) == 6
+    assert not any(row["used"] for row in rows[2:])
 
 
 def test_a_retired_model_is_not_in_demand() -> None:

@@ -17,6 +17,7 @@ import aiohttp
 from splitup.core import limits
 from splitup.core.codec import parse_json
 from splitup.core.errors import SplitUpError, Unavailable, describe
+from splitup.core.http_session import open_session
 from splitup.messages.base import Message
 from splitup.net.http import read_bounded
 from splitup_private.split import messages as split
@@ -36,7 +37,7 @@ class SplitServerConnection:
 
     def open(self) -> None:
         """Make the HTTP session, in a running event loop."""
-        self.http = aiohttp.ClientSession(headers=self.headers, auto_decompress=False)
+        self.http = open_session(headers=self.headers, auto_decompress=False)
 
     async def close(self) -> None:
         """Close the HTTP session."""
