@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from splitup.client.connection import SplitUp
-    from splitup.client.outcome import Receipt, Result, TraceEvent
+    from splitup.client.market.receipts import Receipt
+    from splitup.client.outcome import Result, TraceEvent
     from splitup.config import NetworkConfig
     from splitup.core.errors import ExecutionFailed, SplitUpError
     from splitup.decode.speculation.lookahead import LookaheadOptions
@@ -23,7 +24,7 @@ _HOMES = {
     "ExecutionFailed": "splitup.core.errors",
     "LookaheadOptions": "splitup.decode.speculation.lookahead",
     "NetworkConfig": "splitup.config",
-    "Receipt": "splitup.client.outcome",
+    "Receipt": "splitup.client.market.receipts",
     "Result": "splitup.client.outcome",
     "SplitUp": "splitup.client.connection",
     "SplitUpError": "splitup.core.errors",

@@ -46,6 +46,8 @@ GatewayUrlsField = Annotated[
 ]
 # memory of a node; a smaller number probably lacks its unit
 MemoryField = Annotated[ByteSize, Field(ge=limits.MIN_NODE_BYTES)]
+# "HOST:PORT" where Prometheus reads; "" opens no listener
+MetricsField = Annotated[str, Field(pattern=r"^((\[[0-9A-Fa-f:]+\]|[^\s:\[\]]+):[0-9]{1,5})?$")]
 _Config = TypeVar("_Config", bound=BaseModel)
 _PATH_FIELDS: Final = ("deployment", "user_keystore", "user_passphrase_file", "cache")
 

@@ -16,7 +16,8 @@ PROGRAMS: Final = {
     "a node's daemon": "splitup_node.cli.app splitup_node.daemon",
     "a member's daemon": "splitup_oracle.cli.app splitup_oracle.member.service",
     "splitup status": "splitup.cli.verbs splitup.cli.commands.network splitup.devnet.commands",
-    "splitup receipt": "splitup.cli.verbs splitup.cli.commands.receipt splitup.client.connection",
+    "splitup receipt": "splitup.cli.verbs splitup.cli.commands.receipt splitup.chain.sender "
+    "splitup.client.market.settlement_evidence",
     "splitup-node status": "splitup_node.cli.app splitup_node.owner_facts",
     "splitup --help": "splitup.cli.verbs",
 }

@@ -29,7 +29,7 @@ from splitup.crypto.quorum import compute_execution_id
 from splitup.messages import api
 from splitup.messages.plans import Request
 from splitup.messages.snapshots import Heartbeat
-from splitup.net.http import serve_app
+from splitup.net.http_server import serve_app
 from splitup.protocol.committee.context import SigningGuard
 from splitup.protocol.committee.events import (
     BlockSeen,

@@ -20,7 +20,7 @@ import uvloop
 from aiohttp import web
 
 from bench.testbed.run_python import run_lines
-from splitup.net.http import make_app, serve_app
+from splitup.net.http_server import make_app, serve_app
 
 _MAX_BYTES = 2**24
 _MODULE = "bench.testbed.echo"

@@ -38,7 +38,8 @@ from splitup.graph.manifest import Manifest
 from splitup.graph.manifest_rules import load_manifest
 from splitup.messages import api
 from splitup.messages.plans import PlanCertificate
-from splitup.net.http import SignedClient, make_app, read_json, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import make_app, read_json, serve_app
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.protocol.execution.task_queue import Tensor
 from splitup.storage.log_store import LogPatience, has_large_tensors, open_logs

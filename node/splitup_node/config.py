@@ -10,13 +10,12 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from splitup.config import GatewayUrlsField, MemoryField, load_toml
+from splitup.config import GatewayUrlsField, MemoryField, MetricsField, load_toml
 from splitup.core import tuning
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import load_identity
 from splitup.messages.base import EndpointField
 from splitup.messages.network import RpcUrlField
-from splitup.net.metrics import MetricsField
 
 GIGABYTE: Final = 10**9
 DEFAULT_FILE: Final = "node.toml"

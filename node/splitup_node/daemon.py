@@ -15,7 +15,8 @@ from splitup.chain.committee_reader import Committees, fetch_node_key
 from splitup.core.background import run_until
 from splitup.messages.determinism import check_own
 from splitup.messages.network import Deployment
-from splitup.net.http import SignedClient, make_app, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import make_app, serve_app
 from splitup.net.metrics import Reading, serve_metrics
 from splitup.net.relay import Relay
 from splitup.storage.journal import Journal

@@ -26,7 +26,8 @@ from splitup.messages import api
 from splitup.messages.completions import SignedTakeover, Takeovers
 from splitup.messages.frames import make_order
 from splitup.messages.plans import PlanCertificate
-from splitup.net.http import Server, SignedClient, add_routes, read_unsigned
+from splitup.net.http import SignedClient
+from splitup.net.http_server import Server, add_routes, read_unsigned
 from splitup.net.tunnel import Tunnel
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.execution.takeovers import ExecutorMap

@@ -36,7 +36,7 @@ def list_rows(facts: Mapping[str, Any], path: Path, now_s: float) -> list[tuple[
         ("wallet", format_usdc(chain["wallet_micro_usdc"])),
         ("daemon", node.describe(path)),
         *((("warning", node.problem),) if node.problem else ()),
-        *(("warning", sentence) for sentence in node.values.get("warnings", [])),
+        *(("warning", sentence) for sentence in node.values.get("warnings", []) if node.is_running),
         *(("no work", sentence) for sentence in facts["obstacles"]),
     ]
     return rows + (node.list_rows(now_s) if node.is_running else [])

@@ -7,11 +7,10 @@ from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from splitup.config import GatewayUrlsField, load_toml
+from splitup.config import GatewayUrlsField, MetricsField, load_toml
 from splitup.core import tuning
 from splitup.messages.base import EndpointField
 from splitup.messages.network import RpcUrlField
-from splitup.net.metrics import MetricsField
 
 _ADVICE: Final = "give another one with --config"
 _Port = Annotated[int, Field(ge=0, le=65_535)]

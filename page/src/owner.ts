@@ -34,7 +34,7 @@ class OwnerPage extends View<Facts> {
   }
 
   private work(facts: Facts): TemplateResult {
-    const found = [...facts.obstacles, ...(facts.node.warnings ?? [])];
+    const found = [...facts.obstacles, ...((facts.node.running && facts.node.warnings) || [])];
     return found.length
       ? html`<h2>What keeps work away, and what mends it</h2>
           <ul class="obstacles">${found.map((sentence) => html`<li class="error">${sentence}</li>`)}</ul>`

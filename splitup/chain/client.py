@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from eth_abi.exceptions import DecodingError
 
@@ -23,11 +23,13 @@ from splitup.chain.clock import ChainClock
 from splitup.chain.event_stream import BlockId, BlockPace, ChainEvent, LogRange, Trail, decode_logs
 from splitup.chain.rejections import explain_refusal
 from splitup.chain.rpc import Rpc, RpcError
-from splitup.chain.sender import Sender, Submitted
 from splitup.core import tuning
 from splitup.core.background import BackgroundTasks, Closing
 from splitup.core.errors import ChainUnavailable, ConfigurationError, SplitUpError
 from splitup.messages.network import Deployment
+
+if TYPE_CHECKING:
+    from splitup.chain.sender import Sender, Submitted
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -106,6 +108,8 @@ class Chain(Closing):
             await _check_deployment(rpc, deployment)
             sender = None
             if private_key is not None:
+                from splitup.chain.sender import Sender  # at use: who reads signs nothing
+
                 sender = Sender(
                     rpc, deployment.chain_id, private_key, fee_ceiling_wei=fee_ceiling_wei
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -128,16 +129,26 @@ def _open_console(*, stderr: bool = False) -> Console:
     return _PlainConsole(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
+def ask(question: str, **options: Any) -> str:
+    """Ask at the terminal as ``typer.prompt`` does; Ctrl-C and Ctrl-D raise KeyboardInterrupt.
+
+    In a coroutine the first Ctrl-C would only cancel the task, which is waiting for the answer.
+    """
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:  # on stderr: stdout is the result's, which may be JSON
+        return str(typer.prompt(question, err=True, **options))
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def ask_passphrase(whose: str) -> str:
     """Ask at the terminal for the passphrase of a new key; "" for a random one."""
-    answer: str = typer.prompt(
-        f"Passphrase of the {whose}'s key (leave it empty for a random one)",
-        default="",
-        show_default=False,
-        hide_input=True,
-        confirmation_prompt="The same again",
-        err=True,  # stdout is the result's, which may be JSON
-    )
+    question = f"Passphrase of the {whose}'s key (leave it empty for a random one)"
+    hidden = {"default": "", "show_default": False, "hide_input": True}
+    while (answer := ask(question, **hidden)) and ask("The same again", **hidden) != answer:
+        typer.echo("These are not the same; once more.", err=True)
     return answer
 
 

@@ -61,10 +61,10 @@ from splitup.client.market.member_answers import (
 from splitup.client.market.offers import Offer, fetch_offers
 from splitup.client.market.payments import Quote, fetch_quote
 from splitup.client.market.plan_check import CheckedPlan, check_choices
-from splitup.client.market.receipts import wait_for_receipt
-from splitup.client.market.settlement_evidence import fetch_evidence
+from splitup.client.market.receipts import PendingReceipt, Receipt, wait_for_receipt
+from splitup.client.market.settlement_evidence import find_evidence
 from splitup.client.models import Model, Models
-from splitup.client.outcome import Array, PendingReceipt, Receipt, Result, make_trace
+from splitup.client.outcome import Array, Result, make_trace
 from splitup.client.private.final_states import AdapterChoice, find_final_state
 from splitup.client.text.drafting import LocalModel, Speculation, bring_home, check_vocabulary
 from splitup.client.text.encoding import Embeddings, EncoderModel, get_encoder_info, run_texts
@@ -643,11 +643,7 @@ class Network(Closing):
 
     async def evidence(self, receipt: Receipt) -> Evidence:
         """Return the drawn tasks of a settled execution and their verdicts, checked."""
-        committee, model = await asyncio.gather(
-            self._committees.fetch_of(receipt.execution_id),
-            self.chain.call("models", "modelOf", receipt.model_id),
-        )
-        return await fetch_evidence(self._http, committee, receipt, model["taskCount"])
+        return await find_evidence(self.chain, self._committees, self._http, receipt)
 
     async def check_plan(self, execution_id: str) -> CheckedPlan:
         """Compute every choice of an execution's plan again, of any account's execution."""

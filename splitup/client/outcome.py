@@ -1,15 +1,14 @@
-"""The results of an execution: outputs, timeline, receipt."""
+"""The results of an execution: outputs and timeline."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from splitup.crypto.quorum import Payment
+from splitup.client.market.receipts import PendingReceipt
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import Plan
 from splitup.messages.progress import Trace
@@ -44,50 +43,6 @@ class Transition:
     step: int
     is_local: bool  # both on one node
     nanoseconds: int
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """How the chain closed an execution: ``status`` is "settled" or "refunded"."""
-
-    execution_id: str
-    status: str
-    steps: int
-    payments: tuple[Payment, ...]
-    slashes: tuple[tuple[str, int], ...]  # (node, micro-USDC)
-    paid_micro_usdc: int  # to the nodes, out of the price
-    fee_micro_usdc: int  # to the committee; if refunded, the reservation, to the treasury
-    refunded_micro_usdc: int
-    evidence_root: str  # "" when refunded
-    block_number: int
-    transaction: str
-    model_id: str
-    verify_bps: int  # share of the tasks that the request had verified, in 1/10,000
-
-
-class PendingReceipt:
-    """The receipt of an execution that may not be settled yet: ``await`` it, or ``wait()`` for it.
-
-    ``wait`` is for threads other than the event loop's; both raise Unavailable when the chain does
-    not close the execution in time.
-    """
-
-    def __init__(self, execution_id: str, fetch: Callable[[], Awaitable[Receipt]]) -> None:
-        self.execution_id = execution_id
-        self._fetch = fetch
-        self._loop = asyncio.get_running_loop()
-        self._receipt: Receipt | None = None
-
-    def __await__(self) -> Generator[Any, None, Receipt]:
-        return self._get().__await__()
-
-    def wait(self) -> Receipt:
-        return asyncio.run_coroutine_threadsafe(self._get(), self._loop).result()
-
-    async def _get(self) -> Receipt:
-        if self._receipt is None:
-            self._receipt = await self._fetch()
-        return self._receipt
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequen
 from typing import Any, Self, TypeVar
 
 from splitup.client.market.payments import Quote
+from splitup.client.market.receipts import Receipt
 from splitup.client.network import Network, Usdc
-from splitup.client.outcome import Array, Receipt, Result
+from splitup.client.outcome import Array, Result
 from splitup.client.text.encoding import Embeddings
 from splitup.client.text.generation import Token
 from splitup.core.errors import InvalidInput

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from splitup.client.execution.session import Session
 from splitup.client.inputs import MICRO
+from splitup.client.market.receipts import Receipt
 from splitup.client.outcome import (
     Array,
-    Receipt,
     TraceEvent,
     Transition,
     compute_percentile,

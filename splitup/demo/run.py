@@ -19,7 +19,8 @@ import numpy as np
 
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
-from splitup.client.outcome import Array, Receipt, make_trace
+from splitup.client.market.receipts import Receipt
+from splitup.client.outcome import Array, make_trace
 from splitup.client.text.generation import generate_tokens
 from splitup.config import NETWORK_FILE
 from splitup.core.background import run_until

@@ -19,11 +19,10 @@ from splitup.chain.client import Chain
 from splitup.config import NETWORK_FILE, NetworkConfig
 from splitup.core.errors import ConfigurationError, InvalidInput, SplitUpError, Unavailable
 from splitup.core.file_locks import find_holder
-from splitup.crypto.keystore import load_identity
-from splitup.devnet import funding
 from splitup.devnet.processes import read_tail
 from splitup.devnet.state import (
     DevnetState,
+    get_key_files,
     is_ready,
     make_directory,
     read_runtime,
@@ -157,6 +156,9 @@ def fund(directory: Path, account: str, micro_usdc: int) -> None:
 
     Raises ConfigurationError when there is none, InvalidInput when ``account`` is no address.
     """
+    from splitup.crypto.keystore import load_identity
+    from splitup.devnet import funding  # at use: other commands send nothing
+
     directory = directory.absolute()
     if not re.fullmatch("0x[0-9a-fA-F]{40}", account):
         raise InvalidInput(f"{account} is no address; give 0x and 40 hexadecimal digits")
@@ -166,7 +168,7 @@ def fund(directory: Path, account: str, micro_usdc: int) -> None:
             f"or start it with: splitup up --dir {directory}"
         )
     config = NetworkConfig.load(directory / NETWORK_FILE)
-    deployer = load_identity(*funding.get_key_files(directory, funding.DEPLOYER))
+    deployer = load_identity(*get_key_files(directory, funding.DEPLOYER))
     deployment = Deployment.load(config.deployment)
     asyncio.run(
         funding.give_money(config.rpc_url, deployment, deployer, account.lower(), micro_usdc)

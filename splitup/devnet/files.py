@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from splitup.config import NETWORK_FILE, find_cache_directory
-from splitup.devnet.funding import Parties, Party, get_member_port, make_endpoint
+from splitup.devnet.funding import Parties, Party, get_member_port
 from splitup.devnet.s3_server import ObjectServer
-from splitup.devnet.state import DevnetState, write_json
+from splitup.devnet.state import DevnetState, make_endpoint, write_json
 from splitup.storage.private_files import write_private
 
 # party -> (program, command)

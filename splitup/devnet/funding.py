@@ -29,7 +29,7 @@ from splitup.crypto.keystore import (
     write_secret_file,
 )
 from splitup.devnet.anvil import create_mnemonic, derive_key
-from splitup.devnet.state import MAX_NODES, DevnetState
+from splitup.devnet.state import MAX_NODES, DevnetState, get_key_files, make_endpoint
 from splitup.messages.network import Deployment
 from splitup.protocol.planning.exposure import compute_spare
 
@@ -186,10 +186,6 @@ def get_vram_gb(state: DevnetState) -> int:
     return max(1, -(-state.vram_bytes // 10**9))
 
 
-def make_endpoint(port: int) -> str:
-    return f"http://127.0.0.1:{port}"
-
-
 def _load_party(directory: Path, name: str, mnemonic: str, index: int) -> Party:
     folder = directory / name
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -205,11 +201,6 @@ def _load_party(directory: Path, name: str, mnemonic: str, index: int) -> Party:
         private_key=derive_key(mnemonic, index),
     )
     return Party(name, folder, identity)
-
-
-def get_key_files(directory: Path, name: str) -> tuple[Path, Path]:
-    """Return a party's keystore and the file of its passphrase."""
-    return directory / name / "keystore.json", directory / name / "passphrase"
 
 
 async def _appoint(chain: Chain, members: Sequence[Party], state: DevnetState) -> None:

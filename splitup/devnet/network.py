@@ -32,6 +32,7 @@ from splitup.devnet.state import (
     Lock,
     RunningProcess,
     Runtime,
+    make_endpoint,
     read_runtime,
     write_runtime,
 )
@@ -250,7 +251,7 @@ class Devnet:
         command += ["--timestamp", str(state.genesis_time_s)]
         child = spawn("chain", command, log=self._log("chain"))
         self._add_group([child])
-        url = funding.make_endpoint(state.chain_port)
+        url = make_endpoint(state.chain_port)
         async with Rpc(url) as rpc, asyncio.timeout(CHAIN_TIMEOUT_S):
             while True:
                 child.check_running()

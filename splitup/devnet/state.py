@@ -146,6 +146,15 @@ class Lock:
             self._descriptor = None
 
 
+def make_endpoint(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+def get_key_files(directory: Path, name: str) -> tuple[Path, Path]:
+    """Return a party's keystore and the file of its passphrase."""
+    return directory / name / "keystore.json", directory / name / "passphrase"
+
+
 def make_directory(directory: Path) -> None:
     """Make a network's directory if it is missing; raise ConfigurationError when that fails."""
     try:

@@ -19,9 +19,8 @@ from splitup.config import NODE_STATUS_FILE
 from splitup.core import tuning
 from splitup.core.errors import Refused, SplitUpError
 from splitup.crypto.keystore import read_address
-from splitup.devnet.funding import get_key_files, make_endpoint
 from splitup.devnet.s3_server import read_endpoint
-from splitup.devnet.state import GATEWAYS, OBJECTS, DevnetState
+from splitup.devnet.state import GATEWAYS, OBJECTS, DevnetState, get_key_files, make_endpoint
 from splitup.messages import api
 from splitup.net.http import SignedClient
 

@@ -1,7 +1,7 @@
 """The HTTP interface of every party: one row per route, for its servers and its clients.
 
-A server registers the rows of its party (``splitup.net.http.add_routes``) and reads requests by
-them; a client takes path, JWS type and limits from the same row. ``docs/protocol.md`` shows the
+A server registers the rows of its party (``splitup.net.http_server.add_routes``) and reads requests
+by them; a client takes path, JWS type and limits from the same row. ``docs/protocol.md`` shows the
 rows as a table, and a test compares the two.
 
 One name per message: an ``ExecutorCommitment`` is sent to ``/v1/executor-commitment``, signed as a

@@ -33,7 +33,7 @@ from splitup.crypto.jws import Claims, ReplayCache, sign_jws, verify_jws
 from splitup.crypto.keys import Identity
 from splitup.messages import api
 from splitup.net.endpoints import open_peer_session
-from splitup.net.http import get_admission
+from splitup.net.http_server import get_admission
 
 _log = logging.getLogger("splitup.links")
 _Socket = aiohttp.ClientWebSocketResponse[bool] | web.WebSocketResponse

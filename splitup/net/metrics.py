@@ -10,21 +10,18 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from pydantic import Field
 
 from splitup.core.errors import ConfigurationError
 
 _log = logging.getLogger("splitup.metrics")
 
-# "HOST:PORT" where Prometheus reads; "" opens no listener
-MetricsField = Annotated[str, Field(pattern=r"^((\[[0-9A-Fa-f:]+\]|[^\s:\[\]]+):[0-9]{1,5})?$")]
 REGISTRY: Final = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"})

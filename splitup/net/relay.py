@@ -44,7 +44,7 @@ from splitup.core.throughput import Allowance
 from splitup.crypto.jws import verify_jws
 from splitup.messages import api
 from splitup.messages.base import RELAY_PATH
-from splitup.net.http import get_admission, read_body
+from splitup.net.http_server import get_admission, read_body
 
 REGISTERED: Final = "registered"
 TICKET_CHARS: Final = 32

@@ -47,7 +47,8 @@ from splitup.messages.storage import (
     VerificationRequest,
 )
 from splitup.messages.verification import VerificationOrder
-from splitup.net.http import M, SignedClient
+from splitup.net.http import SignedClient
+from splitup.net.http_server import M
 
 _log = logging.getLogger("splitup.storage")
 # the proof names no chain and no contract; the request that carries it is for one gateway and

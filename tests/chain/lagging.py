@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from splitup.net.http import Server, serve_app
+from splitup.net.http_server import Server, serve_app
 
 
 class LaggingRpc:

@@ -9,7 +9,7 @@ from eth_abi.abi import encode
 from splitup.chain.client import Chain
 from splitup.chain.rpc import Rpc
 from splitup.core.errors import ChainRejected
-from splitup.net.http import serve_app
+from splitup.net.http_server import serve_app
 from tests.chain.conftest import Network
 
 OFFCHAIN_LOOKUP = "0x556f1830"  # OffchainLookup(address,string[],bytes,bytes4,bytes)

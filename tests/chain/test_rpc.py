@@ -17,7 +17,7 @@ from splitup.chain.rpc import Rpc, RpcError
 from splitup.core import limits, tuning
 from splitup.core.errors import ChainUnavailable, ConfigurationError
 from splitup.messages.network import Deployment
-from splitup.net.http import serve_app
+from splitup.net.http_server import serve_app
 
 
 class Endpoint:

@@ -18,7 +18,7 @@ from splitup.cli.console import Output
 from splitup.cli.cost import wait_for_cost
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import describe_fault
-from splitup.client.outcome import Receipt
+from splitup.client.market.receipts import Receipt
 from splitup.client.text.generation import Token
 from splitup.core.errors import InvalidInput, Unavailable
 from splitup.decode.block_diffusion import DiffusionOptions

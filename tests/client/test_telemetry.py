@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 
 from splitup.client.telemetry import STEPS, is_wanted
-from splitup.net.http import serve_app
+from splitup.net.http_server import serve_app
 from tests.builders import HANG_S
 
 EXECUTION = "0x" + "ee" * 32

@@ -9,7 +9,8 @@ from aiohttp import web
 
 from splitup.core import tuning
 from splitup.devnet import status
-from splitup.net.http import SignedClient, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import serve_app
 
 
 async def test_a_store_that_refuses_answers_and_one_that_hangs_does_not(

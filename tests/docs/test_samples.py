@@ -38,7 +38,7 @@ from typer.main import get_command
 from splitup.chain.registered_models import RegisteredModel
 from splitup.cli.commands import check, network, receipt
 from splitup.cli.console import Output
-from splitup.client.outcome import Receipt
+from splitup.client.market.receipts import Receipt
 from splitup.client.text.generation import Token
 from splitup.core.errors import InvalidInput
 from splitup.crypto.quorum import Payment

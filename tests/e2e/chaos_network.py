@@ -15,9 +15,10 @@ from types import SimpleNamespace
 
 from splitup.devnet import files, funding, network
 from splitup.devnet.files import DevnetLayout
-from splitup.devnet.funding import DEVNET_PARAMETERS, make_endpoint
+from splitup.devnet.funding import DEVNET_PARAMETERS
 from splitup.devnet.network import Devnet, DevnetOptions, run_devnet
 from splitup.devnet.s3_server import ObjectServer, start_object_server
+from splitup.devnet.state import make_endpoint
 
 DIRECTORY = Path(sys.argv[1])
 PORTS = json.loads((DIRECTORY / "proxies.json").read_text())
@@ -56,9 +57,9 @@ class ChaosDevnet(Devnet):
 
 
 if __name__ == "__main__":
-    files.make_endpoint = make_proxied_endpoint  # type: ignore[attr-defined]
+    for module in (files, funding, network):
+        module.make_endpoint = make_proxied_endpoint  # type: ignore[attr-defined]
     network.files = SimpleNamespace(**{**vars(files), "write_gateway_file": write_gateway_file})  # type: ignore[attr-defined, assignment]
-    funding.make_endpoint = make_proxied_endpoint
     network.start_object_server = start_proxied_store  # type: ignore[attr-defined, assignment]
     network.Devnet = ChaosDevnet  # type: ignore[misc]
     options = DevnetOptions(

@@ -23,7 +23,8 @@ from splitup.chain.rpc import Rpc
 from splitup.cli.verbs import app
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
-from splitup.client.outcome import Receipt, Result, compute_percentile, compute_transitions
+from splitup.client.market.receipts import Receipt
+from splitup.client.outcome import Result, compute_percentile, compute_transitions
 from splitup.config import NetworkConfig
 from splitup.core import limits
 from splitup.core.codec import compute_digest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import subprocess
 import urllib.parse
 import urllib.request
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 from splitup_private.adapters.client import AdapterOptions
 from splitup_private.split.messages import Forward, encode_binary, split_binary
 from tokenizers import Tokenizer
@@ -36,6 +37,14 @@ PROMISE = (
     "Text and token ids stay on your device. Nodes that receive activations can usually "
     "reconstruct them if they know the model."
 )
+
+COUNT_FILES = """async () => {
+    const root = await navigator.storage.getDirectory();
+    const folder = await root.getDirectoryHandle("splitup-private");
+    let bytes = 0;
+    for await (const file of folder.values()) bytes += (await file.getFile()).size;
+    return bytes;
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +121,18 @@ def open_page(context: BrowserContext, recorder: Recorder) -> Iterator[Page]:
 
 
 def load(page: Page) -> None:
-    page.get_by_role("button", name="Load onto this device").click()
-    expect(page.get_by_role("button", name="On this device", exact=True)).to_be_visible()
+    """Put the model on the device; one that is there is opened without being asked for."""
+    offered, ready = find_buttons(page)
+    expect(offered.or_(ready)).to_be_visible()
+    if offered.is_visible():
+        offered.click()
+    expect(ready).to_be_visible()
+
+
+def find_buttons(page: Page) -> tuple[Locator, Locator]:
+    """Return the button that offers to load so many bytes, and the one of a loaded model."""
+    offered = page.get_by_role("button", name=re.compile(r"^Load onto this device \(.*B\)$"))
+    return offered, page.get_by_role("button", name="On this device", exact=True)
 
 
 def ask(page: Page, text: str, tokens: int, **settings: float | str) -> str:
@@ -316,6 +335,28 @@ def test_after_the_first_visit_only_forward_needs_the_network(
     load(page)  # from the server again
     manifest = json.loads(page.evaluate("fetch('/private.webmanifest').then((r) => r.text())"))
     assert manifest["start_url"] == "/private" and manifest["display"] == "standalone"
+
+
+def test_what_is_loaded_is_said_before_and_opened_again_after(
+    context: BrowserContext, recorder: Recorder
+) -> None:
+    assert context.browser is not None
+    fresh = context.browser.new_context()
+    page = fresh.new_page()
+    page.set_default_timeout(HANG_S * 1_000)
+    page.goto(f"{recorder.url}/private")
+    offered, ready = find_buttons(page)
+    said = offered.inner_text()
+    offered.click()
+    expect(ready).to_be_visible()
+    held = page.evaluate(COUNT_FILES) + (EXAMPLE / "tokenizer.json").stat().st_size
+    assert said == f"Load onto this device ({held / 1e6:.2g} MB)"
+    page.reload()
+    expect(ready).to_be_visible()  # nobody clicked
+    assert ask(page, PROMPT, 2)
+    page.get_by_role("button", name="Delete all models").click()
+    expect(offered).to_have_text(said)
+    fresh.close()
 
 
 def test_on_a_phone_in_the_dark_by_keyboard(context: BrowserContext, recorder: Recorder) -> None:

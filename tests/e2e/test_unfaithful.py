@@ -13,7 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from splitup.client.connection import SplitUp
-from splitup.client.outcome import Receipt, Result
+from splitup.client.market.receipts import Receipt
+from splitup.client.outcome import Result
 from splitup.core.errors import ExecutionFailed
 from splitup.devnet.processes import find_program
 from splitup.messages.verification import TaskVerdict

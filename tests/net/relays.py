@@ -12,7 +12,7 @@ from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto.keys import generate_identity
 from splitup.messages import api
 from splitup.messages.snapshots import ReachRequest
-from splitup.net.http import Server, make_app, read_message, serve_app
+from splitup.net.http_server import Server, make_app, read_message, serve_app
 from splitup.net.links import Link, LinkAcceptor
 from splitup.net.relay import Relay
 from tests.builders import HANG_S, anybody

@@ -20,7 +20,7 @@ from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.messages import api
 from splitup.net.admission import get_group
-from splitup.net.http import Server, get_admission, make_app, read_json, serve_app
+from splitup.net.http_server import Server, get_admission, make_app, read_json, serve_app
 from splitup.net.links import Link, LinkAcceptor
 from tests.builders import HANG_S
 

@@ -17,7 +17,8 @@ from splitup.net.chunked_messages import (
     fetch_chunked_message,
     unpack_chunked_message,
 )
-from splitup.net.http import SignedClient, error_reply, make_app, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import error_reply, make_app, serve_app
 
 DATA = bytes(range(256)) * 4_000
 

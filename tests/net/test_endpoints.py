@@ -18,7 +18,8 @@ from splitup.core.errors import PeerFault, Unavailable
 from splitup.core.http_session import Redirected
 from splitup.crypto.keys import generate_identity
 from splitup.net.endpoints import EndpointRefused, check_ip, open_peer_session
-from splitup.net.http import Server, SignedClient, make_app, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import Server, make_app, serve_app
 from splitup.net.links import LinkPool
 from tests.builders import wait_open
 

@@ -18,7 +18,7 @@ from splitup.core import tuning
 from splitup.crypto.keys import generate_identity
 from splitup.messages import api
 from splitup.messages.storage import Grant
-from splitup.net.http import make_app, serve_app
+from splitup.net.http_server import make_app, serve_app
 from splitup.net.links import Link, LinkAcceptor, LinkPool
 from splitup.storage.download import download_object
 from tests.builders import HANG_S, anybody

@@ -27,9 +27,9 @@ from splitup.crypto.jws import ReplayCache
 from splitup.crypto.keys import generate_identity
 from splitup.messages.api import Route
 from splitup.messages.base import Message
-from splitup.net.http import (
+from splitup.net.http import SignedClient
+from splitup.net.http_server import (
     Server,
-    SignedClient,
     get_admission,
     make_app,
     read_json,

@@ -15,7 +15,7 @@ from splitup.crypto.keys import generate_identity
 from splitup.messages import api
 from splitup.messages.base import CLIENT
 from splitup.messages.frames import FrameKind, Seal
-from splitup.net.http import Server, make_app, serve_app
+from splitup.net.http_server import Server, make_app, serve_app
 from splitup.net.links import Link, LinkPool
 from splitup.net.signed_frames import make_message_frame, seal_frame, verify_seal
 from tests.builders import HANG_S, decode_frame, make_tensor_frame, wait_open

@@ -17,7 +17,8 @@ from splitup.core.throughput import Allowance
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.messages import api
-from splitup.net.http import SignedClient, make_app, read_json, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import make_app, read_json, serve_app
 from splitup.net.links import Link, LinkPool
 from splitup.net.relay import RelayKind, _Node, decode_control, encode_control
 from splitup.net.tunnel import Tunnel

@@ -47,7 +47,8 @@ from splitup.messages.verification import (
     ValidatorCommitment,
     VerificationResult,
 )
-from splitup.net.http import M, SignedClient, add_routes, make_app, read_message, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import M, add_routes, make_app, read_message, serve_app
 from splitup.protocol.settlement.attestations import sign_attestation
 from tests.builders import HANG_S, KERNELS
 from tests.node.graphs import make_reference

@@ -38,7 +38,7 @@ from splitup.messages.frames import CHUNK_MAGIC, Frame, FrameKind, TensorChunk, 
 from splitup.messages.plans import Plan, PlanCertificate, PlanNode, Request
 from splitup.messages.progress import Progress, TaskFailure, Trace
 from splitup.messages.storage import LogName
-from splitup.net.http import Server, make_app, serve_app
+from splitup.net.http_server import Server, make_app, serve_app
 from splitup.net.links import Link, LinkPool
 from splitup.net.object_transfer import NotStored, get_parts
 from splitup.net.signed_frames import (

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from splitup_node.owner_facts import list_obstacles
+from splitup_node.owner_facts import list_obstacles, list_rows
 from splitup_node.status_file import NodeStatus
 
 from tests.node.test_status_file import VALUES
@@ -67,3 +67,14 @@ def test_a_daemon_that_does_not_run_is_all_that_is_said_of_it() -> None:
     for values in ({}, RUNNING | {"resident": []}):
         [found] = list_obstacles(CHAIN, NodeStatus(values, False), FILE)
         assert "splitup-node run" in found
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_stopped_daemon_warns_of_nothing(is_running: bool) -> None:
+    """A node that left still had the warning that the committee no longer takes its heartbeats."""
+    money = ("ready_to_withdraw", "undistributed", "withdrawn", "wallet")
+    chain = CHAIN | {"address": "0x1"} | {f"{name}_micro_usdc": 0 for name in money}
+    node = NodeStatus(RUNNING | {"warnings": ["nobody takes its heartbeats"]}, is_running)
+    facts = {"chain": chain, "node": node.to_dict(), "obstacles": []}
+    said = [text for name, text in list_rows(facts, FILE, 0.0) if name == "warning"]
+    assert said == (["nobody takes its heartbeats"] if is_running else [])

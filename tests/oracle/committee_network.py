@@ -43,7 +43,8 @@ from splitup.messages.verification import (
     VerificationOrder,
     VerificationResult,
 )
-from splitup.net.http import Server, SignedClient, make_app, read_json, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import Server, make_app, read_json, serve_app
 from splitup.protocol.committee.certificates import check_draw
 from splitup.protocol.execution.ends import sign_end
 from tests.builders import COMMON_CLASS, HANG_S, make_chain_manifest

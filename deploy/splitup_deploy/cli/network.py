@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from splitup.cli.command import JsonOutput, as_command
-from splitup.cli.console import Output, ask_passphrase, print_table
+from splitup.cli.console import Output, ask, ask_passphrase, print_table
 
 if TYPE_CHECKING:
     from splitup_deploy.network.deployment import DeploymentPlan
@@ -164,7 +164,7 @@ def _confirm(question: str) -> None:
 
     if not sys.stdin.isatty():
         raise ConfigurationError("nobody can be asked; add --yes to send the transactions")
-    if not typer.confirm(question, err=True):
+    if ask(f"{question} [y/N]", default="", show_default=False).lower() not in ("y", "yes"):
         raise typer.Exit(1)
 
 

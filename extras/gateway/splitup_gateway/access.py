@@ -11,7 +11,7 @@ from typing import Final
 from aiohttp import web
 
 from splitup.core import tuning
-from splitup.net.http import get_admission, read_in_time
+from splitup.net.http_server import get_admission, read_in_time
 from splitup_gateway.api_keys import ApiKey, ApiKeys, get_principal
 from splitup_gateway.charges import Charges
 from splitup_gateway.errors import ApiError

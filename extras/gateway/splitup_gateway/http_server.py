@@ -17,7 +17,7 @@ from splitup.client.network import Network
 from splitup.client.text.encoding import EncoderModel
 from splitup.client.text.generation import TextModel
 from splitup.core.errors import ChainUnavailable, SplitUpError, Unavailable
-from splitup.net.http import make_app
+from splitup.net.http_server import make_app
 from splitup.net.metrics import Reading
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import ApiKey, OpenCharge, get_principal

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from splitup.cli.command import JsonOutput, as_command
-from splitup.cli.console import ask_passphrase
+from splitup.cli.console import ask, ask_passphrase
 
 if TYPE_CHECKING:
     from splitup.config import NetworkConfig
@@ -151,7 +151,7 @@ async def join(
         raise ConfigurationError('name the memory to serve with, for example: --vram "8GB"')
     async with join_network(url, data_dir, rpc_url) as (network, chain):
         if is_terminal:
-            vram = vram or typer.prompt("Device memory to serve with, such as 8GB", err=True)
+            vram = vram or ask("Device memory to serve with, such as 8GB")
         passphrase = ask_passphrase("node") if is_terminal else ""
         made = create_node(
             data_dir,

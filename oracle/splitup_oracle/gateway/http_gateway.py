@@ -45,10 +45,10 @@ from splitup.messages.storage import (
     UploadRequest,
     VerificationRequest,
 )
-from splitup.net.http import (
+from splitup.net.http import SignedClient
+from splitup.net.http_server import (
     M,
     Server,
-    SignedClient,
     add_routes,
     get_admission,
     make_app,

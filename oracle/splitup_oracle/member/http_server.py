@@ -19,7 +19,7 @@ from splitup.core.places import Places
 from splitup.crypto.jws import Claims, ReplayCache
 from splitup.messages import api
 from splitup.net.chunked_messages import ChunkedMessage
-from splitup.net.http import (
+from splitup.net.http_server import (
     add_routes,
     error_reply,
     get_admission,

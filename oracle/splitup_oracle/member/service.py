@@ -20,7 +20,8 @@ from splitup.core.background import cancel
 from splitup.core.errors import ChainUnavailable, InvalidInput
 from splitup.crypto.keystore import load_identity
 from splitup.messages.network import Deployment
-from splitup.net.http import SignedClient, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import serve_app
 from splitup.net.metrics import serve_metrics
 from splitup.protocol.committee.commands import FetchManifest
 from splitup.protocol.committee.events import (

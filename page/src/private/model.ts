@@ -51,15 +51,29 @@ export class DeviceModel {
   }
 }
 
+/** What a model leaves to its users: its manifest, and the graphs of the client's tasks. */
+async function readTasks(info: ModelInfo, files: Files) {
+  const { inputs, client, text } = JSON.parse(await files.readText(info.model_id.slice(2), "the model's manifest")) as Manifest;
+  if (!client || !text) throw new Error(`the model '${info.name}' leaves no text to its users; choose another`);
+  const graphs: Graph[] = [];
+  for (const task of client.tasks) graphs.push(parseGraph(await files.readText(task.task_id, `the graph of '${task.label}'`), task.label));
+  return { inputs, client, text, graphs };
+}
+
+/** Return how many bytes of a model's weights and tokenizer are still to be fetched. */
+export async function measureModel(info: ModelInfo, store: TensorStore, files: Files): Promise<number> {
+  const { text, graphs } = await readTasks(info, files);
+  const weights = new Map(graphs.flatMap((graph) => graph.weights.map((weight) => [weight.digest, countBytes(weight)])));
+  let missing = (await store.recall(text.tokenizer_digest)) ? 0 : text.tokenizer_bytes;
+  for (const [digest, bytes] of weights) missing += await store.countMissing(digest, bytes);
+  return missing;
+}
+
 /** Fetch what is missing of a model, and load it. */
 export async function loadModel(
   info: ModelInfo, store: TensorStore, kernels: Kernels, files: Files, onProgress: OnProgress, signal?: AbortSignal,
 ): Promise<DeviceModel> {
-  const manifest = JSON.parse(await files.readText(info.model_id.slice(2), "the model's manifest")) as Manifest;
-  const { client, text } = manifest;
-  if (!client || !text) throw new Error(`the model '${info.name}' leaves no text to its users; choose another`);
-  const graphs: Graph[] = [];
-  for (const task of client.tasks) graphs.push(parseGraph(await files.readText(task.task_id, `the graph of '${task.label}'`), task.label));
+  const { inputs, client, text, graphs } = await readTasks(info, files);
   const tokenizer = await files.readText(text.tokenizer_digest, "the tokenizer");
   const sources = new Map<string, Source>(); // by the tensor's digest
   for (const [place, task] of client.tasks.entries()) {
@@ -74,7 +88,7 @@ export async function loadModel(
     for (const [place, weight] of graph.weights.entries()) stored.push(await loader.load(weight, tables.get(place) ?? null));
     programs.push(new Program(graph, stored, kernels));
   }
-  return new DeviceModel(info, { inputs: manifest.inputs, client }, programs, new ModelTokenizer(tokenizer), kernels);
+  return new DeviceModel(info, { inputs, client }, programs, new ModelTokenizer(tokenizer), kernels);
 }
 
 async function download(sources: Source[], store: TensorStore, onProgress: OnProgress, signal?: AbortSignal): Promise<void> {
@@ -94,9 +108,10 @@ async function findTensors(task: ClientTask, graph: Graph, files: Files): Promis
   const refuse = (problem: string): never => {
     throw new Error(`the weights of '${task.label}' cannot be read: ${problem}; the server sent another file than the model's`);
   };
-  return graph.weights.map(({ name, dtype, shape, digest }) => {
+  return graph.weights.map((weight) => {
+    const { name, dtype, shape, digest } = weight;
     const found = header.tensors[name];
-    const bytes = shape.reduce((product, size) => product * size, itemBytes(dtype));
+    const bytes = countBytes(weight);
     if (!found) return refuse(`'${name}' is missing`);
     if (DTYPES[found.dtype] !== dtype || String(found.shape) !== String(shape)) return refuse(`'${name}' is ${found.dtype} [${found.shape}]`);
     const [start, end] = found.data_offsets as [number, number];
@@ -105,10 +120,10 @@ async function findTensors(task: ClientTask, graph: Graph, files: Files): Promis
   });
 }
 
-function itemBytes(dtype: string): number {
+function countBytes({ dtype, shape }: Weight): number {
   const bits = /\d+$/.exec(dtype);
   if (!Object.values(DTYPES).includes(dtype)) throw new Error(`weights of type ${dtype} cannot be read in a browser`);
-  return bits ? Number(bits[0]) / 8 : 1;
+  return shape.reduce((product, size) => product * size, bits ? Number(bits[0]) / 8 : 1);
 }
 
 /** Small files, which are stored whole, and headers of weights. */

@@ -71,6 +71,14 @@ export class TensorStore {
     await this.put(source.digest, { bytes: source.bytes });
   }
 
+  /** Return how many bytes of a tensor are not here yet. */
+  async countMissing(digest: string, bytes: number): Promise<number> {
+    if (await this.isWhole({ digest, bytes })) return 0;
+    const handle = await this.folder.getFileHandle(digest).catch(() => null);
+    const begun = handle ? (await handle.getFile()).size : 0;
+    return begun > bytes ? bytes : bytes - begun;
+  }
+
   /** Read a source, after `fetch`, to where `getTarget` says; it is asked before every part. */
   async read(source: Source, getTarget: () => Uint8Array): Promise<void> {
     if (!(await this.isWhole(source))) throw new Error(`${source.name} is not on this device; load the model again`);
@@ -154,7 +162,7 @@ export class TensorStore {
     }
   }
 
-  private async isWhole(source: Source): Promise<boolean> {
+  private async isWhole(source: Pick<Source, "digest" | "bytes">): Promise<boolean> {
     const entry = (await settle(this.entries("readonly").get(source.digest))) as { bytes: number } | undefined;
     return entry?.bytes === source.bytes;
   }

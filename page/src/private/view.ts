@@ -35,7 +35,7 @@ const scripts = (globalThis as any).trustedTypes?.createPolicy("splitup-scripts"
 
 class PrivateChat extends Part {
   static override properties = Object.fromEntries(
-    ["models", "chosen", "phase", "progress", "messages", "settings", "error", "needsKey", "isOffline", "adapters", "adapterProblem", "canInstall"].map((name) => [name, { state: true }]),
+    ["models", "chosen", "phase", "progress", "messages", "settings", "error", "needsKey", "isOffline", "adapters", "adapterProblem", "canInstall", "missing"].map((name) => [name, { state: true }]),
   );
   declare models: ModelInfo[] | null;
   declare chosen: string;
@@ -49,6 +49,7 @@ class PrivateChat extends Part {
   declare adapters: Offer[];
   declare adapterProblem: string;
   declare canInstall: boolean;
+  declare missing: number | null; // bytes that loading the chosen model would fetch, once they are known
   private worker = new Worker(scripts.createScriptURL("/private/device.js"), { type: "module" });
   private began = 0;
 
@@ -67,6 +68,7 @@ class PrivateChat extends Part {
     this.needsKey = false;
     this.isOffline = false;
     this.canInstall = true;
+    this.missing = null;
     void this.keepPage();
     this.worker.onmessage = ({ data }: MessageEvent<Report>) => this.take(data);
     this.worker.onerror = (event) => (this.error = `the page's worker failed: ${event.message}`);
@@ -90,6 +92,14 @@ class PrivateChat extends Part {
     this.tell({ order: "list", key: getKey() });
   }
 
+  /** Choose a model. What is on the device is opened at once; of others the size is shown. */
+  private choose(name: string): void {
+    this.chosen = name;
+    this.phase = "choosing";
+    this.missing = null;
+    if (name) this.tell({ order: "look", model: name });
+  }
+
   private take(data: Report): void {
     const answer = this.messages.at(-1);
     switch (data.report) {
@@ -97,7 +107,12 @@ class PrivateChat extends Part {
         this.models = data.models;
         this.isOffline = data.isOffline;
         this.needsKey = false;
-        this.chosen ||= data.models[0]?.name ?? "";
+        if (!this.chosen) this.choose((data.models.find(({ name }) => name === data.last) ?? data.models[0])?.name ?? "");
+        break;
+      case "size":
+        if (data.model !== this.chosen || this.phase !== "choosing") break;
+        this.missing = data.missing;
+        if (!data.missing) this.load();
         break;
       case "progress":
         this.progress = data;
@@ -125,13 +140,14 @@ class PrivateChat extends Part {
         this.follow();
         break;
       case "cleared":
-        this.phase = "choosing";
+        this.choose(this.chosen);
         break;
       case "error":
         if (data.code === "invalid_api_key") this.needsKey = true;
         if (this.phase === "running") this.giveBack(answer!, data.message);
         else this.error = data.message;
         this.phase = this.phase === "running" ? "ready" : "choosing";
+        this.missing = null; // a part of it may have arrived
         this.follow();
     }
   }
@@ -205,10 +221,7 @@ class PrivateChat extends Part {
     const isBusy = this.phase === "loading" || this.phase === "running";
     return html`
       <label class="wide">Model
-        <select ?disabled=${isBusy} @change=${(event: Event) => {
-          this.chosen = (event.target as HTMLSelectElement).value;
-          this.phase = "choosing";
-        }}>
+        <select ?disabled=${isBusy} @change=${(event: Event) => this.choose((event.target as HTMLSelectElement).value)}>
           ${this.models?.map(({ name }) => html`<option value=${name} ?selected=${name === this.chosen}>${name}</option>`)}
         </select></label>
       ${this.phase === "loading"
@@ -216,7 +229,7 @@ class PrivateChat extends Part {
             <progress max=${total || 1} .value=${done} aria-label="Weights on this device"></progress>
             <p class="quiet">${total ? `${bytes(done)} of ${bytes(total)} on this device` : "Reading what the model needs …"}</p></div>`
         : html`<button class="primary wide" ?disabled=${!this.chosen || isBusy || this.phase === "ready"} @click=${this.load}>
-            ${this.phase === "choosing" ? "Load onto this device" : "On this device"}</button>`}
+            ${this.phase !== "choosing" ? "On this device" : `Load onto this device${this.missing === null ? "" : ` (${bytes(this.missing)})`}`}</button>`}
       ${this.canInstall
         ? null
         : html`<p class="quiet wide" id="uninstallable">From this address the page can neither be installed nor opened without a

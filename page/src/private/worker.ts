@@ -5,7 +5,7 @@ import { chooseAdapter, EncryptedAdapter, listAdapters, type Offer } from "./ada
 import { Connection, type Listing, type ModelInfo, SplitError } from "./connection";
 import { type Costs, generate } from "./generation";
 import { Kernels } from "./kernels";
-import { type DeviceModel, Files, loadModel } from "./model";
+import { type DeviceModel, Files, loadModel, measureModel } from "./model";
 import { GREEDY, type Sampling } from "./sampler";
 import { TensorStore } from "./tensor_store";
 
@@ -13,12 +13,14 @@ export type ChatMessage = { role: string; content: string };
 export type Prompt = { text: string } | { messages: ChatMessage[] };
 export type Order =
   | { order: "list"; key: string }
+  | { order: "look"; model: string }
   | { order: "load"; model: string }
   | { order: "generate"; prompt: Prompt; maxTokens: number; sampling: Partial<Sampling>; epsilon: number; adapter: string }
   | { order: "stop" }
   | { order: "clear" };
 export type Report =
-  | { report: "models"; models: ModelInfo[]; isOffline: boolean }
+  | { report: "models"; models: ModelInfo[]; last: string; isOffline: boolean }
+  | { report: "size"; model: string; missing: number } // bytes that loading it would fetch
   | { report: "progress"; done: number; total: number }
   | { report: "ready"; model: string; adapters: Offer[]; problem: string }
   | { report: "piece"; token: number; text: string }
@@ -29,6 +31,7 @@ export type Report =
 
 export const BY_WORDS = "words"; // instead of an adapter's digest: the question's words choose one
 const MODELS = "models"; // as the server listed them last
+const LAST = "last"; // the name of the model that was loaded last
 
 class Device {
   private connection = new Connection("");
@@ -44,6 +47,7 @@ class Device {
     if (order.order === "stop") return this.running?.abort();
     try {
       if (order.order === "list") await this.list(order.key);
+      else if (order.order === "look") await this.look(order.model);
       else if (order.order === "load") await this.load(order.model);
       else if (order.order === "clear") await this.clear();
       else await this.generate(order);
@@ -56,33 +60,49 @@ class Device {
     this.connection.close();
     this.connection = new Connection(key);
     const store = await this.store;
+    const last = String((await store.recall(LAST)) ?? "");
     try {
       this.listing = await this.connection.listModels();
       await store.remember(MODELS, this.listing);
-      report({ report: "models", models: this.listing.models, isOffline: false });
+      report({ report: "models", models: this.listing.models, last, isOffline: false });
     } catch (error) {
       const known = (await store.recall(MODELS)) as Listing | undefined;
       if (!known?.models || !(error instanceof SplitError) || error.code !== "unavailable") throw error;
       this.listing = known;
-      report({ report: "models", models: known.models, isOffline: true });
+      report({ report: "models", models: known.models, last, isOffline: true });
     }
+  }
+
+  /** Report how much of a model is missing here. Where that cannot be known, loading it says why. */
+  private async look(name: string): Promise<void> {
+    const missing = await measureModel(this.find(name), await this.store, await this.openFiles()).catch(() => null);
+    if (missing !== null) report({ report: "size", model: name, missing });
+  }
+
+  private find(name: string): ModelInfo {
+    const info = this.listing.models.find((model) => model.name === name);
+    if (!info) throw new Error(`the server offers no private model '${name}'`);
+    return info;
+  }
+
+  private async openFiles(): Promise<Files> {
+    return new Files(await this.store, (digest) => this.connection.fetchFile(digest), this.connection.fetchRange);
   }
 
   private async load(name: string): Promise<void> {
     const store = await this.store;
-    const info = this.listing.models.find((model) => model.name === name);
-    if (!info) throw new Error(`the server offers no private model '${name}'`);
+    const info = this.find(name);
     await navigator.storage?.persist?.(); // a browser may otherwise delete weights when disk is short
     this.model = null;
     this.kernels = Kernels.load(readKernels); // an old model's memory is freed
-    const files = new Files(store, (digest) => this.connection.fetchFile(digest), this.connection.fetchRange);
     let shown = 0;
     const onProgress = (done: number, total: number): void => {
       if (done < total && performance.now() - shown < 100) return;
       shown = performance.now();
       report({ report: "progress", done, total });
     };
-    this.model = await loadModel(info, store, await this.kernels, files, onProgress);
+    this.model = await loadModel(info, store, await this.kernels, await this.openFiles(), onProgress);
+    await store.remember(LAST, name);
     this.offers = [];
     const problem = await this.findAdapters(info).then(() => "", (error: Error) => error.message);
     report({ report: "ready", model: name, adapters: this.offers, problem });

@@ -13,7 +13,7 @@ from splitup.cli.options import ConfigFlag, ExecutionArgument
 from splitup.client import defaults
 
 if TYPE_CHECKING:
-    from splitup.client.outcome import Receipt
+    from splitup.client.market.receipts import Receipt
     from splitup.messages.verification import Evidence
 
 _SILENT_S: Final = 2.0  # a longer wait is announced
@@ -33,19 +33,40 @@ async def command(
 async def _fetch(
     output: Output, config: ConfigFlag, execution_id: str
 ) -> tuple[Receipt, Evidence | None]:
-    """Return the receipt, and the verdicts if a member still has them."""
-    from splitup.client.connection import SplitUp
-    from splitup.core.errors import SplitUpError
+    """Return the receipt, and the verdicts if a member still has them.
 
-    async with SplitUp.connect(config) as net:
+    It is what ``SplitUp`` offers, without the client that runs models.
+    """
+    from splitup.chain.client import Chain
+    from splitup.chain.committee_reader import Committees
+    from splitup.client.inputs import check_execution_id
+    from splitup.client.market.receipts import wait_for_receipt
+    from splitup.client.market.settlement_evidence import find_evidence
+    from splitup.config import NetworkConfig
+    from splitup.core.errors import SplitUpError
+    from splitup.messages.network import Deployment
+    from splitup.net.http import SignedClient
+
+    network = NetworkConfig.load(config)
+    user = network.load_user()
+    check_execution_id(execution_id)
+    chain = await Chain.connect(
+        network.rpc_url, Deployment.load(network.deployment), private_key=user.private_key
+    )
+    async with chain, SignedClient() as http:
         text = f"waiting until the execution is settled, at most {defaults.RECEIPT_TIMEOUT_S:g} s"
         announce = asyncio.get_running_loop().call_later(_SILENT_S, output.update, text)
         try:
-            receipt = await net.receipt(execution_id, timeout_s=defaults.RECEIPT_TIMEOUT_S)
+            receipt = await wait_for_receipt(
+                *(chain, execution_id),
+                from_block=0,
+                timeout_s=defaults.RECEIPT_TIMEOUT_S,
+                account=user.address,
+            )
         finally:
             announce.cancel()
         try:
-            return receipt, await net.evidence(receipt)
+            return receipt, await find_evidence(chain, Committees(chain), http, receipt)
         except SplitUpError:
             return receipt, None  # refunded, or settled long ago
 

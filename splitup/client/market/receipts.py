@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from splitup.chain.client import Chain
 from splitup.chain.event_stream import ChainEvent
 from splitup.chain.market import Status, refund_unclosed, try_refund
-from splitup.client.outcome import Receipt
 from splitup.core.errors import ChainUnavailable, Unavailable
 from splitup.crypto.quorum import Payment, unpack_word
 
@@ -19,6 +19,50 @@ _UNKNOWN_S: Final = 30.0  # until a signed request is in a block, at the latest
 _GRACE_S: Final = 120.0  # after an execution's deadline, until it is settled or refunded
 _CLOSING: Final = ("Settled", "Refunded")
 _UNCLOSED_S: Final = 7 * 86_400.0  # how far back executions are looked for that nobody closed
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """How the chain closed an execution: ``status`` is "settled" or "refunded"."""
+
+    execution_id: str
+    status: str
+    steps: int
+    payments: tuple[Payment, ...]
+    slashes: tuple[tuple[str, int], ...]  # (node, micro-USDC)
+    paid_micro_usdc: int  # to the nodes, out of the price
+    fee_micro_usdc: int  # to the committee; if refunded, the reservation, to the treasury
+    refunded_micro_usdc: int
+    evidence_root: str  # "" when refunded
+    block_number: int
+    transaction: str
+    model_id: str
+    verify_bps: int  # share of the tasks that the request had verified, in 1/10,000
+
+
+class PendingReceipt:
+    """The receipt of an execution that may not be settled yet: ``await`` it, or ``wait()`` for it.
+
+    ``wait`` is for threads other than the event loop's; both raise Unavailable when the chain does
+    not close the execution in time.
+    """
+
+    def __init__(self, execution_id: str, fetch: Callable[[], Awaitable[Receipt]]) -> None:
+        self.execution_id = execution_id
+        self._fetch = fetch
+        self._loop = asyncio.get_running_loop()
+        self._receipt: Receipt | None = None
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        return self._get().__await__()
+
+    def wait(self) -> Receipt:
+        return asyncio.run_coroutine_threadsafe(self._get(), self._loop).result()
+
+    async def _get(self) -> Receipt:
+        if self._receipt is None:
+            self._receipt = await self._fetch()
+        return self._receipt
 
 
 async def fetch_status(chain: Chain, execution_id: str) -> Status:

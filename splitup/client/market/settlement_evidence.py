@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from splitup.chain.client import Chain
+from splitup.chain.committee_reader import Committees
 from splitup.client.market.member_answers import ask_in_turn
-from splitup.client.outcome import Receipt
+from splitup.client.market.receipts import Receipt
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.messages import api
 from splitup.messages.verification import Evidence
@@ -41,6 +43,20 @@ def check_evidence(
         drawn -= {t for t, node in enumerate(draw.executors) if node not in committed}
     if not drawn <= {verdict.task for verdict in evidence.verdicts}:
         raise PeerFault(f"the evidence of {receipt.execution_id} lacks a task that was drawn")
+
+
+async def find_evidence(
+    chain: Chain, committees: Committees, http: SignedClient, receipt: Receipt
+) -> Evidence:
+    """Return the drawn tasks of a settled execution and their verdicts, checked.
+
+    Raises Unavailable as ``fetch_evidence``, and ChainUnavailable.
+    """
+    committee, model = await asyncio.gather(
+        committees.fetch_of(receipt.execution_id),
+        chain.call("models", "modelOf", receipt.model_id),
+    )
+    return await fetch_evidence(http, committee, receipt, model["taskCount"])
 
 
 async def fetch_evidence(

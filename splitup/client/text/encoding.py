@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 
 from splitup.client.execution.session import Session
-from splitup.client.outcome import Array, PendingReceipt
+from splitup.client.market.receipts import PendingReceipt
+from splitup.client.outcome import Array
 from splitup.client.text.generation import get_chunk
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput

@@ -20,7 +20,8 @@ from splitup.messages.frames import Frame, FrameKind, decode_frames, read_delive
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.progress import Span, TaskFailure, Trace
 from splitup.messages.storage import Grants
-from splitup.net.http import SignedClient, make_app, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import make_app, serve_app
 from splitup.net.links import Link, LinkAcceptor
 from splitup.net.signed_frames import (
     make_message_frame,

@@ -20,7 +20,8 @@ from splitup.client.market.holders import (
 from splitup.core import tuning
 from splitup.core.errors import Unavailable
 from splitup.messages.snapshots import ModelHolders
-from splitup.net.http import SignedClient, error_reply
+from splitup.net.http import SignedClient
+from splitup.net.http_server import error_reply
 from splitup.protocol.committee.certificates import CommitteeView
 from tests.client.market.test_plan_requests import serve_committee
 from tests.client.parties import always

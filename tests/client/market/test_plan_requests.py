@@ -13,7 +13,8 @@ from splitup.client.market.plan_requests import check_plan, fetch_certificate
 from splitup.core.errors import BadSignature, InvalidInput, PeerFault, Unavailable
 from splitup.crypto.quorum import Domain
 from splitup.messages.plans import PlanCertificate
-from splitup.net.http import SignedClient, error_reply, make_app, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import error_reply, make_app, serve_app
 from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from tests.builders import HANG_S
 from tests.client.parties import always, make_parties, make_wanted

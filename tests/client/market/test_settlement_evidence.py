@@ -7,13 +7,14 @@ import pytest
 from aiohttp import web
 
 from splitup.client.market import settlement_evidence as module
+from splitup.client.market.receipts import Receipt
 from splitup.client.market.settlement_evidence import check_evidence, fetch_evidence
-from splitup.client.outcome import Receipt
 from splitup.core.errors import PeerFault, Unavailable
 from splitup.crypto import bls
 from splitup.crypto.quorum import Domain
 from splitup.messages.verification import Draw, Evidence, TaskVerdict
-from splitup.net.http import SignedClient, error_reply, make_app, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import error_reply, make_app, serve_app
 from splitup.protocol.committee.certificates import (
     RANDOMNESS_DOMAIN,
     CommitteeView,

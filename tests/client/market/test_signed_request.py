@@ -14,7 +14,8 @@ from splitup.crypto.quorum import Domain
 from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import PlanCertificate, SignedRequest
-from splitup.net.http import SignedClient, error_reply, make_app, read_json, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import error_reply, make_app, read_json, serve_app
 from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from splitup.protocol.planning.signed_requests import sign_request
 from tests.builders import HANG_S

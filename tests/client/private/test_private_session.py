@@ -25,7 +25,8 @@ from splitup.messages.base import CLIENT
 from splitup.messages.frames import Frame, FrameKind, decode_frames
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.progress import Trace
-from splitup.net.http import SignedClient, make_app, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import make_app, serve_app
 from splitup.net.links import Link, LinkAcceptor
 from splitup.net.signed_frames import make_message_frame, seal_frame
 from tests.builders import anybody, make_tensor_frame

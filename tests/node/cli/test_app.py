@@ -39,7 +39,8 @@ from splitup.core.errors import ConfigurationError
 from splitup.crypto.keystore import load_identity
 from splitup.messages import api
 from splitup.messages.network import Deployment, NetworkDescription
-from splitup.net.http import SignedClient, make_app, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import make_app, serve_app
 from tests.builders import HANG_S
 from tests.node.market import NodeMarket, open_market
 from tests.node.network import make_manifest

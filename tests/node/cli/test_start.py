@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
 from splitup.messages.network import Deployment
-from splitup.net.http import make_app, serve_app
+from splitup.net.http_server import make_app, serve_app
 from tests.builders import HANG_S, address
 from tests.node.cli.test_config import write
 

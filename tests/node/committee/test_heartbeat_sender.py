@@ -23,7 +23,8 @@ from splitup.messages import api
 from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.completions import SignedTakeover, Takeover
 from splitup.messages.snapshots import Heartbeat
-from splitup.net.http import SignedClient, make_app, read_message, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import make_app, read_message, serve_app
 from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.snapshots.liveness import RecentBlocks
 from tests.builders import HANG_S

@@ -12,7 +12,7 @@ from splitup_node.committee.outgoing import _accepts, check_outgoing, find_refus
 from splitup_node.config import NodeConfig
 
 from splitup.core.errors import ConfigurationError
-from splitup.net.http import make_app, serve_app
+from splitup.net.http_server import make_app, serve_app
 from tests.builders import address
 from tests.node.cli.test_config import write
 

@@ -23,7 +23,8 @@ from splitup.crypto.keys import Identity, generate_identity
 from splitup.graph.manifest import Manifest
 from splitup.messages import api
 from splitup.messages.storage import ModelRequest
-from splitup.net.http import SignedClient, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import serve_app
 from tests.builders import make_chain_manifest
 
 AUDIENCE = "http://gateway"

@@ -20,7 +20,8 @@ from splitup.core.codec import parse_json
 from splitup.crypto.keys import Identity
 from splitup.messages import api
 from splitup.messages.snapshots import Heartbeat
-from splitup.net.http import Server, SignedClient, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import Server, serve_app
 from splitup.protocol.committee.certificates import MemberView
 from splitup.protocol.committee.events import (
     BlockSeen,

@@ -17,7 +17,7 @@ from splitup_gateway.explorer_routes import ExplorerRoutes
 from splitup_gateway.http_server import answer_errors
 from splitup_gateway.timelines import Timelines
 
-from splitup.net.http import make_app, serve_app
+from splitup.net.http_server import make_app, serve_app
 from tests.builders import HANG_S
 
 

@@ -37,7 +37,7 @@ from bench.report import read_rss_bytes
 from splitup.client.leases import LeaseOptions
 from splitup.client.text.generation import Token
 from splitup.core import tuning
-from splitup.net.http import read_in_time, serve_app
+from splitup.net.http_server import read_in_time, serve_app
 from tests.builders import HANG_S
 
 IDLE = 1_000

@@ -11,7 +11,7 @@ from aiohttp import ClientSession, web
 from splitup_gateway.errors import ApiError
 from splitup_gateway.page_files import HEADERS, MARKET_PAGE, add_page, check_site
 
-from splitup.net.http import serve_app
+from splitup.net.http_server import serve_app
 from tests.page_build import PAGE, run_node
 
 SHIPPED = Path(__file__).resolve().parents[2] / "splitup_gateway" / "page"

@@ -22,7 +22,7 @@ from splitup.client.models import Model
 from splitup.core.errors import ExecutionFailed, Unavailable
 from splitup.core.tensors import check_inputs
 from splitup.graph.manifest import get_blob_key, get_task_key, get_weights_key
-from splitup.net.http import serve_app
+from splitup.net.http_server import serve_app
 from tests.deploy.execution import CutModel
 
 NAME = "packages-private"

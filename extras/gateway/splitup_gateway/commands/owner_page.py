@@ -35,7 +35,7 @@ async def command(
     """Show what status and earnings say on a page in the browser of this machine."""
     from splitup.core.errors import InvalidInput
     from splitup.net.endpoints import is_loopback
-    from splitup.net.http import serve_app
+    from splitup.net.http_server import serve_app
 
     if not is_loopback(host):
         raise InvalidInput(
@@ -57,7 +57,7 @@ def make_owner_app(account: Account, config: Path) -> web.Application:
     from aiohttp import web
 
     from splitup.core.errors import SplitUpError
-    from splitup.net.http import make_app
+    from splitup.net.http_server import make_app
     from splitup_gateway.errors import ApiError, translate
     from splitup_gateway.page_files import OWNER_PAGE, add_page
 

@@ -280,7 +280,7 @@ async def _serve(
     from splitup.client.leases import LeaseOptions
     from splitup.client.market.payments import check_deadline
     from splitup.core.errors import InvalidInput
-    from splitup.net.http import serve_app
+    from splitup.net.http_server import serve_app
     from splitup.net.metrics import serve_metrics
     from splitup_gateway.explorer_routes import run_explorer
     from splitup_gateway.http_server import ApiServer

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from splitup.chain.event_stream import ChainEvent
-from splitup.client.market.receipts import make_receipt
-from splitup.client.outcome import Receipt
+from splitup.client.market.receipts import Receipt, make_receipt
 from splitup.messages.plans import Plan
 from splitup.messages.snapshots import Snapshot, SnapshotEntry
 from splitup_gateway.explorer.event_index import PAGE

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from splitup.chain.earnings import Day, get_begin_s, list_dates
 from splitup.chain.event_stream import ChainEvent
+from splitup.client.market.receipts import Receipt
 from splitup.client.network import Network
-from splitup.client.outcome import Receipt
 from splitup.core.errors import Refused, SplitUpError, Unavailable
 from splitup.crypto.quorum import unpack_word
 from splitup.messages.snapshots import Snapshot, SnapshotEntry

@@ -20,7 +20,8 @@ from splitup_private.adapters.host import AdapterHost, HostOptions
 from splitup_private.adapters.messages import AdapterList
 
 from splitup.crypto.keys import generate_identity
-from splitup.net.http import SignedClient, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import serve_app
 from tests.page_build import PAGE, find_browser, run_node
 
 BUNDLE = """

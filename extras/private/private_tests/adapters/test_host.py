@@ -36,7 +36,8 @@ from splitup.core.errors import (
 )
 from splitup.crypto.keys import generate_identity
 from splitup.net.admission import Admission
-from splitup.net.http import Server, SignedClient, serve_app
+from splitup.net.http import SignedClient
+from splitup.net.http_server import Server, serve_app
 from splitup.sandbox.child import Child
 from tests.builders import HANG_S
 

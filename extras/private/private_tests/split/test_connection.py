@@ -8,7 +8,7 @@ from splitup_private.split.connection import SplitServerConnection, SplitTranspo
 from splitup_private.split.messages import PATH, Ping, Pong
 
 from splitup.core.errors import Unavailable
-from splitup.net.http import serve_app
+from splitup.net.http_server import serve_app
 
 
 @pytest.mark.parametrize("uses_http", [False, True])

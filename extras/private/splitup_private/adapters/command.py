@@ -78,7 +78,7 @@ async def command(
 
 
 async def _serve(output: Output, adapters: AdapterHost, host: str, port: int) -> None:
-    from splitup.net.http import serve_app
+    from splitup.net.http_server import serve_app
 
     stopped = asyncio.Event()
     server = await serve_app(adapters.make_app(), host, port)

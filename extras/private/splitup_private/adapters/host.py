@@ -24,7 +24,7 @@ from splitup.core.places import Places
 from splitup.crypto.keys import Identity
 from splitup.messages.api import PING
 from splitup.messages.base import Message
-from splitup.net.http import add_routes, get_admission, make_app, read_body
+from splitup.net.http_server import add_routes, get_admission, make_app, read_body
 from splitup.sandbox.child import Child, ChildDied, ChildFailed
 from splitup_private.adapters import routes
 from splitup_private.adapters.ckks import (

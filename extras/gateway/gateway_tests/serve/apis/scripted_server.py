@@ -23,7 +23,7 @@ from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.errors import Unavailable
 from splitup.demo.models import find_example
 from splitup.graph.manifest import ChatInfo, Port, TextInfo
-from splitup.net.http import serve_app
+from splitup.net.http_server import serve_app
 
 NAME = "scripted"
 VOCAB, END, CONTEXT, CHUNK, PRICE = 2_048, 0, 600, 600, 12
