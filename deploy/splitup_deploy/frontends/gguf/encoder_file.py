@@ -64,6 +64,10 @@ _FIELDS: Final = {
         "classifier.activation": "classifier_activation",
     },
 }
+_OPTIONAL: Final = (  # whose defaults are llama.cpp's
+    *("attention.layer_norm_rms_epsilon", "attention.sliding_window_pattern"),
+    *("rope.freq_base_swa", "hidden_activation", "classifier.activation"),
+)
 _POOLING: Final[dict[int, Any]] = {1: "mean", 2: "cls"}  # llama.cpp's numbers
 _RANK: Final = 4
 _SHARED_FIXED: Final = {"attention.causal": (False,), "pooling_type": (*_POOLING, _RANK)}
@@ -154,6 +158,8 @@ def _read_keys(file: GgufFile, family: str) -> dict[str, Any]:
             raise InvalidModel(f"'{file.path}' has the key '{prefix}{key:.80}', which is unknown")
         if value not in fixed.get(key, (value,)):
             raise InvalidModel(f"'{file.path}' has {prefix}{key} = {value!r:.40}: not supported")
+    if missing := [key for key in _FIELDS[family] if key not in (*keys, *_OPTIONAL)]:
+        raise InvalidModel(f"'{file.path}' has no {prefix}{missing[0]}: convert the model again")
     labels = keys.get(_LABELS, [""])
     if not isinstance(labels, list) or len(labels) != 1:
         raise InvalidModel(
