@@ -5,11 +5,14 @@
 
 Prints the largest difference of a logit from ours, as a share of the largest. llama.cpp keeps keys
 and values in 16 bits and looks up GELU in a table of 16 bits, so it is not zero. Of Phi-MoE it is
-large: llama.cpp has a softmax for its router, and root mean squares for its layer norms.
+large: llama.cpp has a softmax for its router, and root mean squares for its layer norms. So it is
+of a DistilBERT reranker, to which llama.cpp gives another activation. All tokens of encoders have
+the first type here, as always in llama.cpp.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import tempfile
 from collections.abc import Callable, Mapping
@@ -18,10 +21,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from splitup_deploy.frontends.source_model import Sizes
 
 from bench.measure.llama_peer import Peer
+from splitup.decode.texts import EncodedText, make_text_arrays
+from tests.deploy import encoderggufs
 from tests.deploy.checkpoints import TOKENS, Case, iter_shapes
 from tests.deploy.converted import CASES, save_converted
+from tests.deploy.encoders import TEXTS
 from tests.deploy.frontends.test_converted import (
     SIZES,
     change_case,
@@ -146,6 +153,55 @@ def compare(name: str) -> float:
     return float(np.abs(ours - theirs).max() / np.abs(ours).max())
 
 
+class EncoderPeer(Peer):
+    """A file of an encoder in llama.cpp."""
+
+    def encode(self, tokens: tuple[int, ...], width: int) -> np.ndarray:
+        """Return the vector of one text, or a reranker's score: [width]."""
+        library, pointer = self._library, ctypes.c_void_p
+        library.llama_get_embeddings_seq.restype = ctypes.POINTER(ctypes.c_float)
+        library.llama_get_embeddings_seq.argtypes = [pointer, ctypes.c_int32]
+        library.llama_set_embeddings.argtypes = [pointer, ctypes.c_bool]
+        with self._open() as context:
+            library.llama_set_embeddings(context, True)
+            self._feed(context, tokens)
+            found = library.llama_get_embeddings_seq(context, 0)
+            return np.ctypeslib.as_array(found, (width,)).copy()
+
+    def _feed(self, context: int, tokens: tuple[int, ...]) -> None:
+        batch = self._library.llama_batch_init(len(tokens), 0, 1)
+        batch.n_tokens = len(tokens)
+        for place, token in enumerate(tokens):
+            batch.token[place], batch.pos[place], batch.logits[place] = token, place, 1
+            batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
+        assert self._library.llama_decode(context, batch) == 0
+        self._library.llama_batch_free(batch)
+
+
+def compare_encoder(name: str) -> float:
+    """Return the largest difference of a vector's number, or of a score, as a share."""
+    case, family = encoderggufs.CASES[name], "modern-bert" if "modern" in name else "bert"
+    texts = [EncodedText(text.tokens, (0,) * len(text.tokens)) for text in TEXTS]
+    change = {"tokenizer.ggml.token_type_count": 1 if "xlm" in name else 2}
+    if case.pooling is None:
+        change[f"{family}.pooling_type"] = 4
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.gguf"
+        encoderggufs.save_encoder_gguf(path, name, change)
+        program = load_graph(str(path), Sizes(chunk=sum(len(text.tokens) for text in texts)))
+        arrays = make_text_arrays(texts)
+        given = [arrays[spec.name].tobytes() for spec in program.inputs]
+        (data,) = program.run(program.new_state(), given)
+        ours = np.frombuffer(data, np.float32).reshape(len(texts), -1)
+        peer = EncoderPeer(path)
+        theirs = np.stack([peer.encode(text.tokens, ours.shape[1]) for text in texts])
+    if case.pooling is not None:
+        theirs /= np.linalg.norm(theirs, axis=1, keepdims=True)
+    return float(np.abs(ours - theirs).max() / np.abs(ours).max())
+
+
 if __name__ == "__main__":
     for name in CASES:
         print(f"{name:20} {compare(name):.0e}", flush=True)
+    for name in encoderggufs.CASES:
+        print(f"{name:20} {compare_encoder(name):.0e}", flush=True)

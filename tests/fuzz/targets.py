@@ -34,10 +34,9 @@ from splitup.core.tensors import parse_safetensors
 from splitup.graph.manifest import get_task_key
 from splitup.graph.manifest_rules import load_manifest
 from splitup.graph.rules import load_graph
-from tests.deploy import converted, hybrids, mixtures
+from tests.deploy import converted, encoderggufs, hybrids, mixtures
 from tests.deploy.checkpoints import CASES, GOLDEN, save_safetensors
 from tests.deploy.converted import save_converted
-from tests.deploy.frontends.test_gguf_encoders import save_bert
 from tests.deploy.ggufs import save_gguf, save_mixture
 from tests.deploy.hybridggufs import save_hybrid
 from tests.deploy.llamas import EXAMPLE
@@ -100,8 +99,8 @@ def _write(kind: str) -> bytes:
             name = kind.removeprefix("gguf of ")
             context = {f"{converted.FAMILIES[name]}.context_length": 32}
             save_converted(path, name, converted.CASES[name], context)
-        elif kind == "gguf of bert":
-            save_bert(path)
+        elif kind.removeprefix("gguf of ") in encoderggufs.CASES:
+            encoderggufs.save_encoder_gguf(path, kind.removeprefix("gguf of "))
         elif kind == "onnx":
             save_vision(path)
         else:
@@ -144,7 +143,10 @@ _GGUF_PARTS: Final = (
     "recurrent layers",
     "decay by channel",
 )
-_GGUF_FAMILIES: Final = ("bert", "gemma4-e", "gemma4-moe", "nemotron-h", "nemotron-3")
+_GGUF_FAMILIES: Final = (
+    *("bert", "xlm-roberta-ranker", "modernbert"),
+    *("gemma4-e", "gemma4-moe", "nemotron-h", "nemotron-3"),
+)
 TARGETS: Final[dict[str, Target]] = {
     "config": Target(
         lambda: [

@@ -43,7 +43,8 @@ def list_families() -> list[dict[str, Any]]:
     ``images``: its tower for images can be compiled, too. ``decoder`` is the only one that the
     family's models are used with, if there is such a one.
     """
-    names = {**list_gguf_names(), "BertModel": (encoder_file.FAMILY,)}
+    names = list_gguf_names()
+    names |= {name: (file,) for file, found in encoder_file.CONVERTED.items() for name in found}
     tower_of = {name: tower.architecture for name, tower in TOWERS.items()}
     uses = dict.fromkeys((*ARCHITECTURES, *TOWERS), "text-generation")
     uses |= {name: use for name, (_, use) in ENCODERS.items()}

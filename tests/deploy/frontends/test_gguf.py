@@ -392,6 +392,8 @@ def test_words_have_the_longest_tokens_that_a_bert_tokenizer_gives() -> None:
     assert [tokenizer.encode(text).ids for text in STRANGE] == [
         file.encode(text).ids for text in STRANGE
     ]
+    pairs = [one.encode("the user", "it") for one in (tokenizer, file)]
+    assert pairs[0].ids == pairs[1].ids and pairs[0].type_ids == pairs[1].type_ids
 
 
 WORD_SPLITS = json.loads((GOLDEN.parent / "word_splits.json").read_text())

@@ -41,4 +41,5 @@ def test_the_table_says_what_each_family_was_tested_with() -> None:
     assert "tested with" in lines["architecture"]
     assert lines["LlamaForCausalLM"].endswith("  SmolLM2-135M-Instruct; GGUF: llama")
     assert lines["Olmo2ForCausalLM"].endswith("  random weights; GGUF: olmo2")
-    assert lines["XLMRobertaModel"].endswith("  the weights of RobertaModel; embeddings")
+    assert lines["XLMRobertaModel"].endswith("weights of RobertaModel; embeddings; GGUF: bert")
+    assert lines["MPNetModel"].endswith("; embeddings")

@@ -35,6 +35,11 @@ from splitup_deploy.frontends.families.encoder_fields import (
 
 _MAX_DISTANCE: Final = 128  # of MPNet; farther rows share a bucket
 
+# A reranker's last layers, and the activation between them.
+_BERT_HEAD: Final = ("pooler.dense", "tanh", "classifier")
+ROBERTA_HEAD: Final = ("classifier.dense", "tanh", "classifier.out_proj")
+DISTILBERT_HEAD: Final = ("pre_classifier", "relu", "classifier")
+
 # The names of the relatives' weights -> BERT's.
 _NAMES: Final = (
     # old checkpoints of BERT
@@ -64,8 +69,7 @@ class Bert:
     """``table`` are the rows of the table of positions, of which a text's first has ``first``.
 
     ``types`` and ``buckets`` are 0 where there are none. Without ``takes_types`` every row has the
-    first type, also in the second text of a pair. ``head`` names a reranker's last layers, and the
-    activation between them.
+    first type, also in the second text of a pair. ``head`` is a reranker's.
     """
 
     sizes: EncoderSizes
@@ -75,7 +79,7 @@ class Bert:
     types: int = 0
     takes_types: bool = False
     buckets: int = 0
-    head: tuple[str, str, str] = ("pooler.dense", "tanh", "classifier")
+    head: tuple[str, str, str] = _BERT_HEAD
 
     def encode(self, step: EncoderStep) -> Tensor:
         """Return the last layer's rows [rows, hidden]."""
@@ -164,13 +168,7 @@ def read_bert(fields: Fields, context: int | None) -> Bert:
 
 def read_roberta(fields: Fields, context: int | None) -> Bert:
     """Read the configuration of a RoBERTa or XLM-RoBERTa."""
-    return _read(
-        fields,
-        context,
-        types=True,
-        padding=1,
-        head=("classifier.dense", "tanh", "classifier.out_proj"),
-    )
+    return _read(fields, context, types=True, padding=1, head=ROBERTA_HEAD)
 
 
 def read_mpnet(fields: Fields, context: int | None) -> Bert:
@@ -178,8 +176,7 @@ def read_mpnet(fields: Fields, context: int | None) -> Bert:
     buckets = fields.get_integer("relative_attention_num_buckets", 32, most=256)
     if buckets < 4 or buckets & (buckets - 1):
         raise fields.refuse("relative_attention_num_buckets", "a power of two from 4 on")
-    head = ("classifier.dense", "tanh", "classifier.out_proj")
-    return _read(fields, context, padding=1, head=head, buckets=buckets)
+    return _read(fields, context, padding=1, head=ROBERTA_HEAD, buckets=buckets)
 
 
 def read_distilbert(fields: Fields, context: int | None) -> Bert:
@@ -194,7 +191,7 @@ def read_distilbert(fields: Fields, context: int | None) -> Bert:
         }
     )
     fields.skip("sinusoidal_pos_embds", "tie_weights_")  # the table is stored all the same
-    return _read(fields, context, head=("pre_classifier", "relu", "classifier"), epsilon=1e-12)
+    return _read(fields, context, head=DISTILBERT_HEAD, epsilon=1e-12)
 
 
 def _read(
@@ -203,7 +200,7 @@ def _read(
     *,
     types: bool = False,
     padding: int | None = None,
-    head: tuple[str, str, str] = ("pooler.dense", "tanh", "classifier"),
+    head: tuple[str, str, str] = _BERT_HEAD,
     buckets: int = 0,
     epsilon: float | None = None,
 ) -> Bert:

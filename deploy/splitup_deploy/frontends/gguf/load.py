@@ -28,8 +28,9 @@ from splitup_deploy.frontends.source_model import Sizes, SourceModel
 def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     """Trace a GGUF file; raises InvalidModel naming the file and what is not supported."""
     file = read_gguf_parts(Path(source))
-    if file.metadata.get("general.architecture") == encoder_file.FAMILY:
-        return encoder_file.load_encoder_gguf(file, sizes)
+    family = file.metadata.get("general.architecture")
+    if family in encoder_file.FAMILIES:
+        return encoder_file.load_encoder_gguf(file, family, sizes)
     return open_gguf(source, file, sizes).trace(sizes.chunk)
 
 
@@ -37,7 +38,7 @@ def open_gguf(source: str, file: GgufFile, sizes: Sizes) -> OpenDecoder:
     """Read the metadata of a decoder's file; raises InvalidModel for another model's."""
     family = file.metadata.get("general.architecture")
     if not isinstance(family, str) or family not in FAMILIES:
-        known = ", ".join((*FAMILIES, encoder_file.FAMILY))
+        known = ", ".join((*FAMILIES, *encoder_file.FAMILIES))
         raise InvalidModel(f"'{source}' has the architecture {family!r:.40}; supported: {known}")
     config = read_config(file, family, sizes.context)
     text, notes = read_text(

@@ -36,6 +36,8 @@ _BPE: Final = {
 _LONGEST: Final = 128  # characters of a token that is made by merging; models' longest has 48
 # Phi-3's other special tokens take the spaces that follow them.
 _PHI3_KEEPS_SPACES: Final = ("<unk>", "<s>", "<|endoftext|>")
+# As in the originals: of these models' special tokens, only this one takes the spaces before it.
+_TAKES_SPACES_BEFORE: Final = {"bert": "<mask>", "modern-bert": "[MASK]"}
 # Special tokens that end a text or a turn: many files name only one of theirs. As in llama.cpp.
 _ENDS: Final = frozenset(
     {
@@ -58,7 +60,8 @@ def make_tokenizer(metadata: Metadata, vocab: int) -> bytes:
     ids = {token: index for index, token in enumerate(tokens)}
     _expect(len(ids) == len(tokens) == len(kinds) == vocab, "has not one token per embedding")
     form = _MAKERS[kind](metadata, ids, kinds)
-    takes_spaces = kind == "llama" and metadata.get("general.architecture") == "phi3"
+    family = metadata.get("general.architecture")
+    takes_spaces = kind == "llama" and family == "phi3"
     table = {
         "version": "1.0",
         "truncation": None,
@@ -68,7 +71,7 @@ def make_tokenizer(metadata: Metadata, vocab: int) -> bytes:
                 "id": index,
                 "content": token,
                 "single_word": False,
-                "lstrip": False,
+                "lstrip": token == _TAKES_SPACES_BEFORE.get(str(family)),
                 "rstrip": takes_spaces and token not in _PHI3_KEEPS_SPACES,
                 "normalized": False,
                 "special": kinds[index] == _CONTROL,
@@ -228,7 +231,8 @@ def _make_summed(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> d
 def _make_words(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> dict[str, Any]:
     """Return the parts of a tokenizer.json that take the longest token a word begins with.
 
-    GGUF writes a space before tokens that begin words, and nothing before those within.
+    GGUF writes a space before tokens that begin words, and nothing before those within. Texts stand
+    between BOS and SEP whatever the file says, as in llama.cpp.
     """
     names = [
         token if kind == _CONTROL else token[1:] if token[:1] == _SPACE else f"##{token}"
@@ -240,8 +244,12 @@ def _make_words(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> di
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 100)
     if type(unknown) is not int or not 0 <= unknown < len(names):
         raise InvalidModel("the GGUF tokenizer lacks a token for unknown words")
-    ends = {"cls_token_id": 101, "bos_token_id": 101, "seperator_token_id": 102}
-    known = {f"tokenizer.ggml.{key}": value for key, value in ends.items()} | metadata
+    around = {
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id", 101),
+        "eos_token_id": metadata.get("tokenizer.ggml.seperator_token_id", 102),
+        **{"add_bos_token": True, "add_eos_token": True, "add_sep_token": False},
+    }
+    around = {f"tokenizer.ggml.{key}": value for key, value in around.items()}
     return {
         "normalizer": {
             "type": "BertNormalizer",
@@ -251,9 +259,7 @@ def _make_words(metadata: Metadata, ids: dict[str, int], kinds: list[Any]) -> di
             "lowercase": small,
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": _make_post_processor(
-            known, names, starts=True, ends=True, end="seperator_token"
-        ),
+        "post_processor": _make_post_processor(around, names, starts=True, ends=True),
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": {
             "type": "WordPiece",
@@ -275,41 +281,48 @@ _MAKERS: Final[dict[str, Callable[[Metadata, dict[str, int], list[Any]], dict[st
 
 
 def _make_post_processor(
-    metadata: Metadata,
-    tokens: list[str],
-    starts: bool,
-    ends: bool = False,
-    end: str = "eos_token",
+    metadata: Metadata, tokens: list[str], starts: bool, ends: bool = False
 ) -> dict[str, Any] | None:
-    """Return the post-processor that puts BOS before a text and EOS behind it, if either is wanted.
+    """Return what puts BOS before a text, EOS behind each, and SEP between two, None for nothing.
 
-    ``starts`` and ``ends`` hold where the file says nothing.
+    ``starts`` and ``ends`` hold where the file says nothing. SEP is EOS where there is none.
     """
-    flag = "add_eos_token" if end == "eos_token" else "add_sep_token"
-    around: list[list[Any]] = []
+    around: list[list[str]] = []
     special: dict[str, Any] = {}
-    for key, name, wanted in (("add_bos_token", "bos_token", starts), (flag, end, ends)):
-        if not _get_flag(metadata, key, wanted):
+    for flag, name, wanted in (
+        ("add_bos_token", "bos_token", starts),
+        ("add_eos_token", "eos_token", ends),
+        ("add_sep_token", "seperator_token", False),
+    ):
+        if not _get_flag(metadata, flag, wanted):
             around.append([])
             continue
         place = metadata.get(f"tokenizer.ggml.{name}_id")
+        if place is None and name == "seperator_token":
+            place = metadata.get("tokenizer.ggml.eos_token_id")
         if type(place) is not int or not 0 <= place < len(tokens):
             what = name.removesuffix("_token").upper()
             raise InvalidModel(f"the GGUF tokenizer wants a {what} token that does not exist")
-        token = tokens[place]
-        around.append([{"SpecialToken": {"id": token, "type_id": 0}}])
+        around.append([token := tokens[place]])
         special[token] = {"id": token, "ids": [place], "tokens": [token]}
-    if not special:
+    before, behind, between = around
+    if not before and not behind:
         return None
-    before, behind = around
-    texts: list[list[Any]] = [
-        [*before, {"Sequence": {"id": name, "type_id": kind}}, *behind]
-        for name, kind in (("A", 0), ("B", 1))
-    ]
+
+    def write(text: str, kind: int, before: list[str]) -> list[Any]:
+        parts = [*before, None, *behind]
+        return [
+            {"SpecialToken": {"id": part, "type_id": kind}}
+            if part is not None
+            else {"Sequence": {"id": text, "type_id": kind}}
+            for part in parts
+        ]
+
+    single = write("A", 0, before)
     return {
         "type": "TemplateProcessing",
-        "single": texts[0],
-        "pair": texts[0] + texts[1],
+        "single": single,
+        "pair": single + write("B", 1, between),
         "special_tokens": special,
     }
 
