@@ -26,7 +26,7 @@ from splitup.messages.verification import (
     VerificationOrder,
     VerificationResult,
 )
-from splitup.protocol.committee.certificates import check_draw, check_plan
+from splitup.protocol.committee.certificates import check_plan
 from splitup.protocol.planning.validators import check_validators, compares_numbers
 from splitup.protocol.settlement.proof_of_sampling import is_sampled
 from splitup.storage.log_store import LogPatience, LogStore, LogWriter
@@ -72,7 +72,7 @@ class Verifier:
         if key in self._known:
             return
         committee = await self.committees.check_certificate(order.certificate)
-        await asyncio.to_thread(check_draw, order.draw, committee)
+        await self.committees.check_draw(order.draw, committee)
         # now: a stranger must not make this node fetch and parse manifests of its choice
         manifest = await self.cache.fetch_manifest(order.certificate.plan.request.model_id)
         node = self.identity.address
