@@ -74,7 +74,7 @@ class FakeHttp:
         self.due = {member.endpoint for member in COMMITTEE.members}
         self.over = False
         self.asked = asyncio.Event()
-        self.asks: list[str] = []  # members, as they were asked
+        self.asks: asyncio.Queue[str] = asyncio.Queue()  # members that were asked
         self.told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self.commitments: asyncio.Queue[tuple[str, ExecutorCommitment]] = asyncio.Queue()
         self.shown: asyncio.Queue[str] = asyncio.Queue()  # members that were told of takeovers
@@ -89,7 +89,7 @@ class FakeHttp:
     async def get_json(self, url: str, *, timeout_s: float, max_bytes: int) -> dict[str, Any]:
         endpoint, _, execution_id = url.partition(api.ATTESTATION.path.format(execution_id=""))
         self.asked.set()
-        self.asks.append(endpoint)
+        self.asks.put_nowait(endpoint)
         if endpoint in self.hung:
             await asyncio.Event().wait()
         if self.over:
@@ -469,15 +469,12 @@ async def test_all_who_wait_for_an_execution_ask_f_plus_1_members_together_until
             group.create_task(committee_client.wait_until_due(number, None, math.inf))
             for _ in range(3)
         ]
-        while len(http.asks) < 12:
-            await asyncio.sleep(0.001)
-        turns = [frozenset(http.asks[first : first + 2]) for first in range(0, 12, 2)]
+        turns = [{await http.asks.get(), await http.asks.get()} for _ in range(6)]
         assert turns == [{"http://m1", "http://m2"}, {"http://m3", "http://m4"}] * 3
         assert sorted(checked) == sorted(member.address for member in MEMBERS)
         http.due = {"http://m1", "http://m2"}  # no quorum: one of them may lie
-        before = len(http.asks)
-        while len(http.asks) < before + 12:
-            await asyncio.sleep(0.001)
+        for _ in range(http.asks.qsize() + 12):
+            await http.asks.get()
         assert not any(task.done() for task in waiting)
         http.due.add("http://m4")
     assert [task.result() for task in waiting] == [1, 1, 1]
@@ -498,9 +495,8 @@ async def test_a_validator_that_waits_beside_others_reveals_once_its_own_commitm
         wait = committee_client.wait_until_due
         validator = group.create_task(wait(number, announced, math.inf))
         assert await wait(number, None, math.inf) == 1
-        before = len(http.asks)
-        while len(http.asks) < before + 8:
-            await asyncio.sleep(0.001)
+        for _ in range(http.asks.qsize() + 8):
+            await http.asks.get()
         assert not validator.done()
         http.held = (Held(task=0, validator=NODE, root=announced.root),)
     assert validator.result() == 1
