@@ -73,7 +73,7 @@ async def copy_output(self: Verifier, order: VerificationOrder) -> Digests:
     """Hash the executor's outputs instead of computing any, if the store shows them."""
     request = order.certificate.plan.request
     manifest = await self.cache.fetch_manifest(request.model_id)
-    entry, store = manifest.tasks[order.task], self.open_store(order)
+    entry, store = manifest.tasks[order.task], self.open_store(order, ())
     found = Digests(len(entry.inputs), len(entry.outputs))
 
     async def read(source: tuple[int, int], spec: Any) -> list[bytes]:
