@@ -106,10 +106,11 @@ async def overhear(self: Verifier, result: VerificationResult, until_s: float) -
     """Return what another validator of the execution has committed to, from what members tell."""
     client = self.committee_client
     committee = await client._fetch_committee(result.execution_id)
+    known = Attestations(committee.quorum)
     while time.time() < until_s:
         for member in committee.members:
             try:
-                signed = await client._fetch(result.execution_id, member, committee)
+                signed = await client._fetch(result.execution_id, member, committee, known)
             except SplitUpError:
                 continue
             for held in signed.attestation.held:
