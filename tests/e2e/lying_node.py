@@ -49,6 +49,7 @@ from splitup.net.signed_frames import make_entry_frame, seal_frame
 from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.task_queue import PortId
+from splitup.protocol.settlement.attestations import Attestations
 from splitup.storage.log_store import LogWriter, iter_tensors
 
 NOTHING = Digests(0, 0)
