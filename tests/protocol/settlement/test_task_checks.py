@@ -241,6 +241,8 @@ def test_orders_are_staged_and_sent_again_to_who_is_silent() -> None:
     assert check.find_orders(attestations, staged, 1, 4) == []
     assert check.find_orders(attestations, staged + again - 0.1, 1, 4) == []
     assert check.find_orders(attestations, staged + again, 1, 4) == [VALIDATORS[0]]
+    fresh, nothing = start()
+    assert fresh.find_orders(nothing, tuning.VERIFICATION_STAGE_S, 1, 31) == [VALIDATORS[0]]
     attest(attestations, answer(0, BAD))  # committed to: it has the order
     assert check.find_orders(attestations, staged + 2 * again, 1, 4) == []
     check.add(answer(0, BAD), attestations)
