@@ -141,8 +141,9 @@ class NodeDaemon:
             loaded_tasks=self._loaded_tasks,
             cache=self._cache,
             committee_client=committee_client,
-            open_store=lambda order: open_verification_logs(
-                self._gateway, lambda: self._http.session, order, now_s=self._chain.clock.now_s
+            open_store=lambda order, sources: open_verification_logs(
+                *(self._gateway, lambda: self._http.session, order, sources),
+                now_s=self._chain.clock.now_s,
             ),
             patience=LogPatience(is_drawn=True, now_s=self._chain.clock.now_s),
             committees=self._committees,

@@ -16,10 +16,12 @@ from splitup.core.errors import ChainUnavailable, PeerFault
 from splitup.crypto.bls import decode_public_key_eip2537
 from splitup.crypto.quorum import Domain
 from splitup.messages.plans import PlanCertificate
+from splitup.messages.verification import Draw
 from splitup.protocol.committee.certificates import (
     CommitteeView,
     MemberView,
     check_certificate,
+    check_draw,
 )
 
 
@@ -73,6 +75,7 @@ class Committees:
         self._views: OrderedDict[int, CommitteeView] = OrderedDict()  # with their keys: final
         self._executions: OrderedDict[str, int] = OrderedDict()  # -> configuration
         self._gate = asyncio.Semaphore(tuning.COMMITTEE_LOOKUPS)
+        self._signed: OrderedDict[str, CommitteeView] = OrderedDict()  # what was checked, by digest
 
     async def fetch_current(self, *, max_age_s: float = tuning.COMMITTEE_CACHE_S) -> CommitteeView:
         """Return the committee as it was at most ``max_age_s`` ago.
@@ -110,9 +113,12 @@ class Committees:
     async def check_certificate(self, certificate: PlanCertificate) -> CommitteeView:
         """Check a certificate against the committee of its execution, and return that.
 
-        The chain is asked only when the check fails with the cached committee. Raises PeerFault,
-        BadSignature, ChainUnavailable.
+        The chain is asked only when the check fails with the cached committee, and nothing is
+        checked twice. Raises PeerFault, BadSignature, ChainUnavailable.
         """
+        digest = certificate.digest("splitup/certificate/v1")
+        if (checked := self._signed.get(digest)) is not None:
+            return checked
         execution_id = certificate.plan.request.execution_id
         known = self._views.get(self._executions.get(execution_id, 0))
         view = known or await self.fetch_current()
@@ -125,7 +131,15 @@ class Committees:
             view = other
             await asyncio.to_thread(check_certificate, certificate, view)
         self._note(execution_id, view.configuration)
+        self._note_signed(digest, view)
         return view
+
+    async def check_draw(self, draw: Draw, committee: CommitteeView) -> None:
+        """Check a draw of an execution of this committee once; raise PeerFault, BadSignature."""
+        digest = draw.digest("splitup/draw/v1")
+        if self._signed.get(digest) != committee:
+            await asyncio.to_thread(check_draw, draw, committee)
+            self._note_signed(digest, committee)
 
     async def _fetch(self, configuration: int) -> CommitteeView:
         view = self._views.get(configuration)
@@ -136,6 +150,11 @@ class Committees:
                 while len(self._views) > tuning.MAX_CHANGES:
                     self._views.popitem(last=False)
         return view
+
+    def _note_signed(self, digest: str, committee: CommitteeView) -> None:
+        self._signed[digest] = committee
+        while len(self._signed) > tuning.MAX_CACHED_CERTIFICATES:
+            self._signed.popitem(last=False)
 
     def _note(self, execution_id: str, configuration: int) -> None:
         self._executions[execution_id] = configuration

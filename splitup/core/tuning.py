@@ -205,7 +205,7 @@ LOG_URL_S: Final = 120  # life of URLs for logs, which are used at once; two tri
 AUDIT_FILE_BYTES: Final = 64 * MIB  # ≈ 200,000 grants
 AUDIT_FILES: Final = 4  # the current one and those before it
 MAX_CACHED_STANDINGS: Final = 16_384  # on-chain state of nodes and executions, ≈ 200 B each
-MAX_CACHED_CERTIFICATES: Final = 1_024  # digests of certificates that were already verified
+MAX_CACHED_CERTIFICATES: Final = 1_024  # digests of certificates and draws that were checked
 
 # ---- data connections --------------------------------------------------------------------------
 
@@ -291,12 +291,12 @@ SNAPSHOT_SUBMIT_STAGE_S: Final = 3.0  # per rank behind the leader: longer than 
 MAX_TRACKED_VOTES: Final = 16_384  # 4,096 open executions of four members; ≈ 500 bytes each
 MAX_EVIDENCE: Final = 256  # conflicts kept; one is enough to slash a member
 GOSSIP_RETRY_S: Final = 1.0  # lost messages are sent again
-ATTESTATION_GATHER_S: Final = 0.1  # two ticks; an execution's commitments come within half a second
+ATTESTATION_GATHER_S: Final = 0.5  # while commitments are missing, for which nodes wait anyway
 PLAN_PUSH_STAGE_S: Final = 0.15  # per rank: a healthy member has pushed the plan by then
 PLAN_PUSHES: Final = 5  # tries of one member for a node that does not answer, over 15 s
 PLAN_SUBMIT_STAGE_S: Final = 1.5  # per rank: longer than a block
 COMMITMENTS_STAGE_S: Final = 1.5  # per rank: longer than a block
-VERIFICATION_STAGE_S: Final = 1.0  # per rank: a small task has been recomputed by then
+VERIFICATION_STAGE_S: Final = 1.0  # per rank, at least: a small task has been recomputed by then
 VERIFICATION_REPEAT_S: Final = 5.0  # an order is sent again: a node may have been restarting
 MAX_CLASSES: Final = 64  # determinism classes whose computation here a member remembers
 MAX_DEFINED: Final = 64  # disputed tasks of which a member remembers that noise changes little

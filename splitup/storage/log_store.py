@@ -83,8 +83,9 @@ Ask = Callable[[Sequence[LogWrite], Sequence[LogName]], Awaitable[Grants]]
 class GrantedLogs:
     """A LogStore over presigned URLs, which ``ask`` gets from the gateway.
 
-    ``upfront`` gets those for large tensors all at once. When the environment fails, calls are
-    tried again until ``deadline_s`` (Unix time) by the clock ``now_s``.
+    ``upfront`` gets those for large tensors all at once. Those to read ``together`` are asked for
+    with the first one that is read. When the environment fails, calls are tried again until
+    ``deadline_s`` (Unix time) by the clock ``now_s``.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class GrantedLogs:
         *,
         deadline_s: float,
         upfront: Callable[[], Awaitable[Grants]] | None = None,
+        together: Sequence[LogName] = (),
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._execution_id = execution_id
@@ -103,6 +105,7 @@ class GrantedLogs:
         self._deadline_s = deadline_s
         self._now_s = now_s
         self._upfront = upfront
+        self._together = tuple(together)
         self._upfront_lock = asyncio.Lock()
         self._known: dict[tuple[str, str], Grant] = {}
 
@@ -174,12 +177,13 @@ class GrantedLogs:
         known = self._known.get(("GET", key)) or await self._find_upfront("GET", name)
         if known is not None and known.expires_at_s > time.time() + _EXPIRES_SOON_S:
             return known
-        ahead = 1 if name.apart else tuning.LOG_READ_AHEAD
+        names, self._together = dict.fromkeys((name, *self._together)), ()
         reads = [
-            name.model_copy(update={"number": number})
-            for number in range(name.number, min(name.number + ahead, limits.MAX_STEPS))
+            one.model_copy(update={"number": number})
+            for one in names
+            for number in range(one.number, min(one.number + _get_ahead(one), limits.MAX_STEPS))
         ]
-        grants = await self._ask([], reads)
+        grants = await self._ask([], reads[: limits.LOG_OBJECTS])
         if len(self._known) > limits.MAX_GRANTS:
             self._known.clear()
         self._known |= {("GET", grant.key): grant for grant in grants.grants}
@@ -195,6 +199,11 @@ class GrantedLogs:
                 self._known |= {(grant.method, grant.key): grant for grant in grants.grants}
                 self._upfront = None
         return self._known.get((method, name.get_key(self._execution_id)))
+
+
+def _get_ahead(name: LogName) -> int:
+    """Return how many objects a reader asks for at once, from this one on."""
+    return 1 if name.apart else tuning.LOG_READ_AHEAD
 
 
 def open_logs(
@@ -239,12 +248,14 @@ def open_verification_logs(
     gateway: GatewayClient,
     http: Callable[[], aiohttp.ClientSession],
     order: VerificationOrder,
+    sources: Sequence[PortId] = (),
     *,
     now_s: Callable[[], float] = time.time,
 ) -> GrantedLogs:
     """Return the logs that a validator or a committee member reads to recompute a task.
 
-    A validator may write the log of what it recomputes itself.
+    A validator may write the log of what it recomputes itself. The logs of ``sources`` are asked
+    for together, since each request carries the whole order.
     """
 
     async def ask(writes: Sequence[LogWrite], reads: Sequence[LogName]) -> Grants:
@@ -256,6 +267,10 @@ def open_verification_logs(
         http,
         ask,
         deadline_s=request.deadline + limits.VERIFICATION_GRACE_S,
+        together=[
+            LogName.of(*source, _find_author(request, source, order.executors), 0)
+            for source in sources
+        ],
         now_s=now_s,
     )
 
@@ -470,6 +485,10 @@ async def read_tensor(store: LogStore, name: LogName, entry: LogEntry) -> bytes 
     return await store.read(apart, entry.length, entry.digest)
 
 
+def _find_author(request: Request, source: PortId, executors: Sequence[str]) -> str:
+    return request.client if source[0] == CLIENT else executors[source[0]]
+
+
 async def iter_tensors(
     store: LogStore,
     request: Request,
@@ -485,7 +504,7 @@ async def iter_tensors(
     is waited for as ``patience`` says. Raises LogIncomplete for a log that is broken or too short,
     StorageUnavailable, Refused.
     """
-    author = request.client if source[0] == CLIENT else executors[source[0]]
+    author = _find_author(request, source, executors)
     reader = LogNameer(request.execution_id, *source, author, spec.accepts)
     wait = patience.begin(request, source)
     if not steps:

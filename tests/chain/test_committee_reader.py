@@ -16,7 +16,13 @@ from splitup.crypto.keys import Identity
 from splitup.crypto.quorum import sign_quorum
 from splitup.devnet.anvil import derive_key
 from splitup.messages.plans import MemberSignature, Plan, PlanCertificate, PlanNode, Request
-from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN, compute_plan_hash, plan_alpha
+from splitup.messages.verification import Draw
+from splitup.protocol.committee.certificates import (
+    RANDOMNESS_DOMAIN,
+    compute_plan_hash,
+    draw_alpha,
+    plan_alpha,
+)
 from tests.builders import find_free_port, make_request
 from tests.chain.conftest import MNEMONIC, Network
 from tests.chain.proxy import Proxy
@@ -116,6 +122,43 @@ async def test_an_execution_keeps_the_configuration_of_its_request(network: Netw
             assert (await committees.fetch_of(request.execution_id)) == view
             with pytest.raises(PeerFault):
                 await committees.check_certificate(certify(request, is_new=not is_new))
+
+
+async def test_what_a_committee_has_signed_is_checked_once_and_for_no_other_committee(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await confirm(network)
+    committees = Committees(network.client)
+    request = await network.request(nonce=1)
+    certificate = make_certificate(network, request, 1, network.members, SECRET)
+    commitments = (("0x" + "01" * 20, "0x" + "02" * 32),)
+    alpha = draw_alpha(request.execution_id, "0x" + "03" * 32, commitments, (), 1)
+    draw = Draw(
+        execution_id=request.execution_id,
+        block_hash="0x" + "03" * 32,
+        commitments=commitments,
+        steps=1,
+        signature=(signature := bls.sign_partial(SECRET, RANDOMNESS_DOMAIN, alpha)),
+        seed=bls.compute_seed(signature),
+    )
+    checked: list[bytes] = []
+    verify = bls.verify_signature
+
+    def count(public_key: str, domain: bytes, message: bytes, signature: str) -> None:
+        checked.append(message)
+        verify(public_key, domain, message, signature)
+
+    monkeypatch.setattr(bls, "verify_signature", count)
+    for _ in range(2):
+        view = await committees.check_certificate(certificate)
+        await committees.check_draw(draw, view)
+    assert checked == [plan_alpha(request), alpha]
+    with pytest.raises(BadSignature):
+        await committees.check_draw(draw.model_copy(update={"steps": 2}), view)
+    with pytest.raises(BadSignature):
+        await committees.check_draw(
+            draw, replace(view, group_key=bls.compute_public_key((777).to_bytes(32)))
+        )
 
 
 async def test_f12_the_last_word_counts_while_the_chain_is_gone(network: Network) -> None:

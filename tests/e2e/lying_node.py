@@ -49,6 +49,7 @@ from splitup.net.signed_frames import make_entry_frame, seal_frame
 from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.task_queue import PortId
+from splitup.protocol.settlement.attestations import Attestations
 from splitup.storage.log_store import LogWriter, iter_tensors
 
 NOTHING = Digests(0, 0)
@@ -73,7 +74,7 @@ async def copy_output(self: Verifier, order: VerificationOrder) -> Digests:
     """Hash the executor's outputs instead of computing any, if the store shows them."""
     request = order.certificate.plan.request
     manifest = await self.cache.fetch_manifest(request.model_id)
-    entry, store = manifest.tasks[order.task], self.open_store(order)
+    entry, store = manifest.tasks[order.task], self.open_store(order, ())
     found = Digests(len(entry.inputs), len(entry.outputs))
 
     async def read(source: tuple[int, int], spec: Any) -> list[bytes]:
@@ -106,10 +107,11 @@ async def overhear(self: Verifier, result: VerificationResult, until_s: float) -
     """Return what another validator of the execution has committed to, from what members tell."""
     client = self.committee_client
     committee = await client._fetch_committee(result.execution_id)
+    known = Attestations(committee.quorum)
     while time.time() < until_s:
         for member in committee.members:
             try:
-                signed = await client._fetch(result.execution_id, member, committee)
+                signed = await client._fetch(result.execution_id, member, committee, known)
             except SplitUpError:
                 continue
             for held in signed.attestation.held:

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Refused, StorageUnavailable
+from splitup.messages.base import CLIENT
 from splitup.messages.storage import Grant, Grants, LogName, LogWrite
 from splitup.net.object_transfer import NotStored
 from splitup.protocol.execution.log_segments import LogEntry, LogNameer
@@ -24,6 +25,7 @@ from splitup.storage.log_store import (
     LogWriter,
     iter_log,
     open_logs,
+    open_verification_logs,
     read_tensor,
 )
 from tests.builders import HANG_S
@@ -216,6 +218,32 @@ async def test_missing_segment_is_the_end_or_waited_for(
     async with asyncio.timeout(HANG_S):
         read = [entry async for part in iter_log(logs, reader, wait=wait) for entry in part]
     assert read == entries[:1] and looks[-1] == 1
+
+
+async def test_the_logs_of_a_tasks_inputs_are_asked_for_once(store: FlakyStore) -> None:
+    class Gateway:
+        async def verification_grants(
+            self, order: Any, reads: Sequence[LogName], writes: Sequence[LogWrite]
+        ) -> Grants:
+            return await store.ask(writes, reads)
+
+    request = SimpleNamespace(
+        execution_id=EXECUTION, deadline=int(time.time() + HANG_S), client="0x" + "cc" * 20
+    )
+    certificate = SimpleNamespace(plan=SimpleNamespace(request=request))
+    order: Any = SimpleNamespace(certificate=certificate, executors=("0x" + "dd" * 20, NODE))
+    gateway: Any = Gateway()
+    names = [LogName.of(1, 2, NODE, 0), LogName.of(CLIENT, 0, request.client, 0)]
+    async with aiohttp.ClientSession() as session:
+        sources = [(1, 2), (CLIENT, 0)]
+        logs = open_verification_logs(gateway, lambda: session, order, sources)
+        for count, name in enumerate(names):
+            store.objects[name.get_key(EXECUTION)] = bytes([count])
+        assert [await logs.read(name, 1, None) for name in names] == [b"\0", b"\1"]
+        assert store.asked == 1
+        with pytest.raises(NotStored):
+            await logs.read(LogName.of(0, 0, "0x" + "dd" * 20, 0), 1, None)
+        assert store.asked == 2
 
 
 async def test_f22_deadline_ends_the_tries(store: FlakyStore) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from splitup.core import tuning
@@ -35,6 +36,21 @@ ReportT = TypeVar(
 CommitteeSource = Callable[[str], Awaitable[CommitteeView]]  # of an execution
 
 
+@dataclass(eq=False, slots=True)
+class _Hearing:
+    """What members said of one execution to all on this node that wait for its reveal.
+
+    A node may be an executor and the validator of several tasks: it asks for all of them at once.
+    """
+
+    attestations: Attestations
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    rounds: int = 0  # of questions that were answered
+    undrawn: frozenset[str] = frozenset()  # members that knew no draw in the latest round
+    is_over: bool = False  # so a quorum said in it
+    waiting: int = 0
+
+
 class CommitteeClient:
     """Sends to every member; those that are down get the message again later."""
 
@@ -47,6 +63,7 @@ class CommitteeClient:
         self._http = http
         self._fetch_committee = fetch_committee
         self._now_s = now_s
+        self._hearings: dict[str, _Hearing] = {}  # by execution, while somebody waits
 
     async def send_once(
         self,
@@ -113,14 +130,36 @@ class CommitteeClient:
         members: a validator's commitment, which must be fixed before the validator reveals, or the
         takeovers that made this node an executor.
         """
-        attestations = Attestations((await self._fetch_committee(execution_id)).quorum)
+        quorum = (await self._fetch_committee(execution_id)).quorum
+        hearing = self._hearings.setdefault(execution_id, _Hearing(Attestations(quorum)))
+        hearing.waiting += 1
+        try:
+            return await self._wait(execution_id, hearing, announced, give_up_s)
+        finally:
+            hearing.waiting -= 1
+            if not hearing.waiting:
+                del self._hearings[execution_id]
+
+    async def _wait(
+        self,
+        execution_id: str,
+        hearing: _Hearing,
+        announced: ValidatorCommitment | Takeovers | None,
+        give_up_s: float,
+    ) -> int:
+        attestations, heard = hearing.attestations, hearing.rounds
         sent: set[str] = set()
         pause_s = tuning.REPORT_RETRY_S
         while self._now_s() < give_up_s:
             if announced is not None and not await self.has_all(execution_id, sent):
                 await self.announce(announced, sent)
-            if await self._ask(execution_id, attestations, sent, 2 * pause_s):
+            async with hearing.asking:
+                if hearing.rounds == heard:  # nobody has asked since our last look
+                    await self._ask(execution_id, hearing, 2 * pause_s)
+                heard = hearing.rounds
+            if hearing.is_over:
                 return 0
+            sent -= hearing.undrawn  # they may have been restarted
             fixed = not isinstance(announced, ValidatorCommitment) or (
                 attestations.find_fixed(announced.task, announced.validator) == announced.root
             )
@@ -130,29 +169,35 @@ class CommitteeClient:
             pause_s = min(2 * pause_s, tuning.ATTESTATION_POLL_MAX_S)
         return 0
 
-    async def _ask(
-        self, execution_id: str, attestations: Attestations, sent: set[str], grace_s: float
-    ) -> bool:
-        """Collect attestations; return whether a quorum says that the execution is over.
-
-        A member without a draw may have been restarted: it is taken out of ``sent``.
-        """
+    async def _ask(self, execution_id: str, hearing: _Hearing, grace_s: float) -> None:
+        """Ask f + 1 members in turn, one of whom is honest; all, once one has news."""
         committee = await self._fetch_committee(execution_id)
-        answers = await _gather_quorum(
-            (self._fetch(execution_id, member, committee) for member in committee.members),
-            committee.quorum,
-            grace_s,
-        )
-        for member, answer in zip(committee.members, answers, strict=True):
-            if isinstance(answer, SignedAttestation):
-                attestations.add(answer)
-            elif isinstance(answer, Refused) and answer.status == _NO_DRAW:
-                sent.discard(member.account)
-        over = sum(isinstance(answer, Refused) and answer.is_final for answer in answers)
-        return over >= committee.quorum
+        members, quorum, known = committee.members, committee.quorum, hearing.attestations
+        few = len(members) - quorum + 1
+        first = hearing.rounds * few % len(members)
+        turn = members[first:] + members[:first]
+        undrawn, over = set(), 0
+        for some, enough in ((turn[:few], 1), (turn[few:], quorum - few)):
+            calls = (self._fetch(execution_id, member, committee, known) for member in some)
+            answers = await _gather_quorum(calls, enough, grace_s)
+            for member, answer in zip(some, answers, strict=True):
+                if isinstance(answer, SignedAttestation):
+                    known.add(answer)
+                elif isinstance(answer, Refused):
+                    over += answer.is_final
+                    if answer.status == _NO_DRAW:
+                        undrawn.add(member.account)
+            if not over and not any(signed.attestation.due for signed in known.get_all()):
+                break
+        hearing.undrawn, hearing.is_over = frozenset(undrawn), over >= quorum
+        hearing.rounds += 1
 
     async def _fetch(
-        self, execution_id: str, member: MemberView, committee: CommitteeView
+        self,
+        execution_id: str,
+        member: MemberView,
+        committee: CommitteeView,
+        known: Attestations,
     ) -> SignedAttestation:
         url = api.ATTESTATION.url(member.endpoint, execution_id=execution_id)
         value = await self._http.get_json(
@@ -163,7 +208,8 @@ class CommitteeClient:
         signed = SignedAttestation.from_value(value)
         if signed.attestation.execution_id != execution_id:
             raise PeerFault("the attestation is about another execution", peer=member.account)
-        check_attestation(signed, committee)
+        if not known.knows(signed):
+            check_attestation(signed, committee)
         return signed
 
 

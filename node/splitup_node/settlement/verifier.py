@@ -26,7 +26,9 @@ from splitup.messages.verification import (
     VerificationOrder,
     VerificationResult,
 )
-from splitup.protocol.committee.certificates import check_draw, check_plan
+from splitup.protocol.committee.certificates import check_plan
+from splitup.protocol.execution.routes import get_sources
+from splitup.protocol.execution.task_queue import PortId
 from splitup.protocol.planning.validators import check_validators, compares_numbers
 from splitup.protocol.settlement.proof_of_sampling import is_sampled
 from splitup.storage.log_store import LogPatience, LogStore, LogWriter
@@ -51,7 +53,7 @@ class Verifier:
     loaded_tasks: LoadedTasks
     cache: TaskCache
     committee_client: CommitteeClient
-    open_store: Callable[[VerificationOrder], LogStore]
+    open_store: Callable[[VerificationOrder, Sequence[PortId]], LogStore]
     patience: LogPatience
     committees: Committees
 
@@ -72,7 +74,7 @@ class Verifier:
         if key in self._known:
             return
         committee = await self.committees.check_certificate(order.certificate)
-        await asyncio.to_thread(check_draw, order.draw, committee)
+        await self.committees.check_draw(order.draw, committee)
         # now: a stranger must not make this node fetch and parse manifests of its choice
         manifest = await self.cache.fetch_manifest(order.certificate.plan.request.model_id)
         node = self.identity.address
@@ -120,7 +122,8 @@ class Verifier:
     async def _recompute(self, order: VerificationOrder) -> Digests:
         model_id = order.certificate.plan.request.model_id
         manifest = await self.cache.fetch_manifest(model_id)
-        store, request = self.open_store(order), order.certificate.plan.request
+        sources, request = get_sources(manifest, order.task), order.certificate.plan.request
+        store = self.open_store(order, sources)
         replay = TaskReplay(
             store, request, manifest, order.executors, order.task, order.steps, self.patience
         )

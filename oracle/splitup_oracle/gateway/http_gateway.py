@@ -56,7 +56,7 @@ from splitup.net.http_server import (
     serve_app,
 )
 from splitup.net.metrics import serve_metrics
-from splitup.protocol.committee.certificates import CommitteeView, check_draw
+from splitup.protocol.committee.certificates import CommitteeView
 from splitup.protocol.execution.takeovers import ExecutorMap
 from splitup.storage.gateway_client import recover_account
 from splitup_oracle.config import GatewayConfig, GatewayPolicy
@@ -311,7 +311,7 @@ class Gateway:
         await self._check_open(request.execution_id)
         await self._check_standing(key, nodes)
         try:
-            check_draw(order.draw, committee)
+            await self._chain.check_draw(order.draw, committee)
         except PeerFault as error:
             raise refuse(f"the draw is not valid: {error}") from None
         manifest = await self._objects.fetch_manifest(request.model_id)

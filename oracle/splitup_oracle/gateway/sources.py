@@ -27,6 +27,7 @@ from splitup.graph.manifest import Manifest, get_manifest_key
 from splitup.graph.manifest_rules import check_refused, load_manifest
 from splitup.messages.network import Deployment
 from splitup.messages.plans import PlanCertificate
+from splitup.messages.verification import Draw
 from splitup.net.http import SignedClient
 from splitup.net.object_transfer import get_object
 from splitup.protocol.committee.certificates import CommitteeView
@@ -79,7 +80,6 @@ class ChainView:
         self._node_keys: tuple[float, frozenset[str]] | None = None
         self._reading_keys = asyncio.Lock()
         self._strangers = asyncio.Semaphore(tuning.STRANGER_LOOKUPS)
-        self._verified: OrderedDict[str, CommitteeView] = OrderedDict()
         # how an execution ended ("settled", "refunded"), None while it has not
         self.find_end = Lately(self._look_end, None).fetch
         # whether a node is registered and has its full stake; a node that is leaving has both: it
@@ -96,14 +96,11 @@ class ChainView:
         """Check a certificate; return its execution's committee, raise PeerFault."""
         if certificate.plan.request.market != self._market:
             raise PeerFault("it is for another deployment's market")
-        digest = certificate.digest("splitup/certificate/v1")
-        committee = self._verified.get(digest)
-        if committee is None:
-            committee = await self._committees.check_certificate(certificate)
-            self._verified[digest] = committee
-            while len(self._verified) > tuning.MAX_CACHED_CERTIFICATES:
-                self._verified.popitem(last=False)
-        return committee
+        return await self._committees.check_certificate(certificate)
+
+    async def check_draw(self, draw: Draw, committee: CommitteeView) -> None:
+        """Check that a draw is that committee's; raise PeerFault."""
+        await self._committees.check_draw(draw, committee)
 
     async def is_node_key(self, key: str) -> bool:
         """Return whether an active node signs with ``key``."""

@@ -138,23 +138,31 @@ class TaskCheck:
         """Return after how long another validator is asked, where time is plenty."""
         return limits.VERIFICATION_SILENCE_S + limits.VERIFICATION_STEP_S * self.steps
 
-    def find_orders(self, attestations: Attestations, now: float, place: int) -> list[str]:
-        """Return the validators to send the order to now; members take turns by ``place``.
+    def find_orders(
+        self, attestations: Attestations, now: float, place: int, members: int
+    ) -> list[str]:
+        """Return the validators to send the order to now; ``members`` take turns by ``place``.
 
         The order is repeated until a commitment comes: the validator may have been down.
         """
+
+        def get_turn(validator: str, asked_at: float) -> float:
+            """Few members take half of the time after which another validator is asked."""
+            share_s = (self.late_at[validator] - asked_at) / 2 / members
+            return asked_at + place * max(share_s, tuning.VERIFICATION_STAGE_S)
+
         due = [
             validator
             for validator, asked_at in self.asked_at.items()
             if validator not in self.answers
             and validator not in self.given_up
-            and now >= self.order_at.get(validator, asked_at + place * tuning.VERIFICATION_STAGE_S)
+            and now >= self.order_at.get(validator, get_turn(validator, asked_at))
             and attestations.find_fixed(self.task, validator) is None
         ]
         self.order_at.update(dict.fromkeys(due, now + tuning.VERIFICATION_REPEAT_S))
         return due
 
-    # ---- state of the chec----------------------------------------------------------------
+    # ---- state of the check ----------------------------------------------------------------
 
     def is_covered(self, attestations: Attestations) -> bool:
         """Return whether a commitment is fixed, or no validator is left that could make one."""

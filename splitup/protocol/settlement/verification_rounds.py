@@ -89,7 +89,7 @@ class VerificationRounds:
         for task, check in checks.items():
             commands += self._judge(execution_id, verification, check, now)
             if task not in verification.verdicts:
-                commands += _order(verification, check, now)
+                commands += _order(verification, check, now, len(self._context.accounts()))
         return commands
 
     def process_rulings(
@@ -377,9 +377,9 @@ def _contradicts(found: Ruling, claim: TaskCommitment) -> bool:
     return not found.error and (found.inputs != claim.inputs or not agrees(claim, found))
 
 
-def _order(verification: Verification, check: TaskCheck, now: float) -> list[Command]:
+def _order(verification: Verification, check: TaskCheck, now: float, members: int) -> list[Command]:
     """Send the order to the validators that are due to get it."""
-    validators = check.find_orders(verification.attestations, now, verification.place)
+    validators = check.find_orders(verification.attestations, now, verification.place, members)
     if not validators:
         return []
     entries = {entry.node: entry for entry in verification.context.snapshot.entries}

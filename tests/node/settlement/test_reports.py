@@ -29,10 +29,15 @@ from splitup.messages.completions import (
     Takeover,
     Takeovers,
 )
-from splitup.messages.verification import Attestation
+from splitup.messages.verification import (
+    Attestation,
+    Held,
+    SignedAttestation,
+    ValidatorCommitment,
+)
 from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from splitup.protocol.execution.ends import make_count
-from splitup.protocol.settlement.attestations import sign_attestation
+from splitup.protocol.settlement.attestations import check_attestation, sign_attestation
 from splitup.storage.journal import Journal
 from tests.builders import HANG_S
 
@@ -69,10 +74,12 @@ class FakeHttp:
         self.due = {member.endpoint for member in COMMITTEE.members}
         self.over = False
         self.asked = asyncio.Event()
+        self.asks: asyncio.Queue[str] = asyncio.Queue()  # members that were asked
         self.told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self.commitments: asyncio.Queue[tuple[str, ExecutorCommitment]] = asyncio.Queue()
         self.shown: asyncio.Queue[str] = asyncio.Queue()  # members that were told of takeovers
         self.undrawn: set[str] = set()  # members that know no draw
+        self.held: tuple[Held, ...] = ()  # validators' commitments that all attest
 
     def sign(
         self, route: api.Route[Any], audience: str, body: Completion | ExecutorCommitment
@@ -82,6 +89,7 @@ class FakeHttp:
     async def get_json(self, url: str, *, timeout_s: float, max_bytes: int) -> dict[str, Any]:
         endpoint, _, execution_id = url.partition(api.ATTESTATION.path.format(execution_id=""))
         self.asked.set()
+        self.asks.put_nowait(endpoint)
         if endpoint in self.hung:
             await asyncio.Event().wait()
         if self.over:
@@ -94,7 +102,7 @@ class FakeHttp:
             member=MEMBERS[place].address,
             steps=1,
             due=endpoint in self.due,
-            held=(),
+            held=self.held,
             silent=(),
             rulings=(),
         )
@@ -107,6 +115,8 @@ class FakeHttp:
             raise Unavailable(f"{member} did not answer")
         if route is api.EXECUTOR_COMMITMENT:
             self.commitments.put_nowait((member, token))
+        elif route is api.VALIDATOR_COMMITMENT:
+            pass
         elif route is api.TAKEOVERS:
             self.shown.put_nowait(member)
         else:
@@ -438,3 +448,55 @@ async def test_f08_a_member_that_hangs_delays_nobody(http: FakeHttp) -> None:
         assert await committee_client.send_once(api.COMPLETION, completion, done)
         assert await committee_client.wait_until_due(completion.execution_id, None, math.inf)
     assert done == {member.account for member in COMMITTEE.members[1:]}
+
+
+async def test_all_who_wait_for_an_execution_ask_f_plus_1_members_together_until_one_has_news(
+    http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+
+    def check(signed: SignedAttestation, committee: CommitteeView) -> None:
+        checked.append(signed.attestation.member)
+        check_attestation(signed, committee)
+
+    monkeypatch.setattr(tuning, "REPORT_RETRY_S", 0.01)
+    monkeypatch.setattr(tuning, "ATTESTATION_POLL_MAX_S", 0.01)
+    monkeypatch.setattr("splitup_node.committee.committee_client.check_attestation", check)
+    committee_client = CommitteeClient(http, fetch_committee)  # type: ignore[arg-type]
+    number, http.due = make_completion(1).execution_id, set()
+    async with asyncio.timeout(HANG_S), asyncio.TaskGroup() as group:
+        waiting = [
+            group.create_task(committee_client.wait_until_due(number, None, math.inf))
+            for _ in range(3)
+        ]
+        turns = [{await http.asks.get(), await http.asks.get()} for _ in range(6)]
+        assert turns == [{"http://m1", "http://m2"}, {"http://m3", "http://m4"}] * 3
+        assert sorted(checked) == sorted(member.address for member in MEMBERS)
+        http.due = {"http://m1", "http://m2"}  # no quorum: one of them may lie
+        for _ in range(http.asks.qsize() + 12):
+            await http.asks.get()
+        assert not any(task.done() for task in waiting)
+        http.due.add("http://m4")
+    assert [task.result() for task in waiting] == [1, 1, 1]
+    assert not committee_client._hearings
+
+
+async def test_a_validator_that_waits_beside_others_reveals_once_its_own_commitment_is_fixed(
+    http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "REPORT_RETRY_S", 0.01)
+    monkeypatch.setattr(tuning, "ATTESTATION_POLL_MAX_S", 0.01)
+    committee_client = CommitteeClient(http, fetch_committee)  # type: ignore[arg-type]
+    number = make_completion(1).execution_id
+    announced = ValidatorCommitment(
+        execution_id=number, task=0, validator=NODE, root="0x" + "22" * 32
+    )
+    async with asyncio.timeout(HANG_S), asyncio.TaskGroup() as group:
+        wait = committee_client.wait_until_due
+        validator = group.create_task(wait(number, announced, math.inf))
+        assert await wait(number, None, math.inf) == 1
+        for _ in range(http.asks.qsize() + 8):
+            await http.asks.get()
+        assert not validator.done()
+        http.held = (Held(task=0, validator=NODE, root=announced.root),)
+    assert validator.result() == 1

@@ -235,25 +235,27 @@ def test_the_answer_that_was_committed_to_replaces_another_and_is_not_replaced()
 
 def test_orders_are_staged_and_sent_again_to_who_is_silent() -> None:
     check, attestations = start()
-    staged, again = tuning.VERIFICATION_STAGE_S, tuning.VERIFICATION_REPEAT_S
-    assert check.find_orders(attestations, 0.0, 1) == []
-    assert check.find_orders(attestations, staged, 1) == [VALIDATORS[0]]
-    assert check.find_orders(attestations, staged, 1) == []
-    assert check.find_orders(attestations, staged + again - 0.1, 1) == []
-    assert check.find_orders(attestations, staged + again, 1) == [VALIDATORS[0]]
+    staged, again = SILENCE_S / 8, tuning.VERIFICATION_REPEAT_S  # half of it for all four members
+    assert check.find_orders(attestations, 0.0, 1, 4) == []
+    assert check.find_orders(attestations, staged, 1, 4) == [VALIDATORS[0]]
+    assert check.find_orders(attestations, staged, 1, 4) == []
+    assert check.find_orders(attestations, staged + again - 0.1, 1, 4) == []
+    assert check.find_orders(attestations, staged + again, 1, 4) == [VALIDATORS[0]]
+    fresh, nothing = start()
+    assert fresh.find_orders(nothing, tuning.VERIFICATION_STAGE_S, 1, 31) == [VALIDATORS[0]]
     attest(attestations, answer(0, BAD))  # committed to: it has the order
-    assert check.find_orders(attestations, staged + 2 * again, 1) == []
+    assert check.find_orders(attestations, staged + 2 * again, 1, 4) == []
     check.add(answer(0, BAD), attestations)
     check.advance(attestations, commit(), 2.0, UNTIL_S, 3.0)
-    assert check.find_orders(attestations, 3.0, 0) == [VALIDATORS[1]]
+    assert check.find_orders(attestations, 3.0, 0, 4) == [VALIDATORS[1]]
 
 
 def test_who_was_passed_over_gets_no_order() -> None:
     check, attestations = start()
     late = SILENCE_S + 0.1
     check.advance(attestations, None, None, UNTIL_S, late)
-    assert check.find_orders(attestations, late, 0) == list(VALIDATORS[:2])
+    assert check.find_orders(attestations, late, 0, 4) == list(VALIDATORS[:2])
     check.closed_at = late + 0.1
     later = late + tuning.VERIFICATION_REPEAT_S + 0.1
     check.advance(attestations, None, None, UNTIL_S, later)
-    assert check.find_orders(attestations, later, 0) == [VALIDATORS[1]]
+    assert check.find_orders(attestations, later, 0, 4) == [VALIDATORS[1]]
