@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -143,8 +144,18 @@ def ask(question: str, **options: Any) -> str:
         signal.signal(signal.SIGINT, handler)
 
 
-def ask_passphrase(whose: str) -> str:
-    """Ask at the terminal for the passphrase of a new key; "" for a random one."""
+def ask_passphrase(whose: str, config: Path) -> str:
+    """Ask at the terminal, if stdin is one, for the passphrase of a new key; "" for a random one.
+
+    ``config`` is the file that names it, and lies beside it.
+    """
+    if not sys.stdin.isatty():
+        return ""
+    typer.echo(
+        f"The passphrase is kept in {config.parent / 'passphrase'}, where the key's programs read "
+        f"it. To keep it elsewhere, move that file and name its new place in {config}.",
+        err=True,
+    )
     question = f"Passphrase of the {whose}'s key (leave it empty for a random one)"
     hidden = {"default": "", "show_default": False, "hide_input": True}
     while (answer := ask(question, **hidden)) and ask("The same again", **hidden) != answer:

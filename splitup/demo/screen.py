@@ -197,7 +197,7 @@ def _show_money(report: DemoReport, names: dict[str, str], console: Console) -> 
         for node, amount in receipt.slashes:
             console.print(f"{names.get(node, node)}  slashed {format_usdc(amount)}")
     for account, amount in sorted(totals.items()):
-        console.print(f"{names[account]:3} {account}  {amount / 1e6:.6f} USDC")
+        console.print(f"{names[account]:3} {account}  {format_usdc(amount)}")
     back = sum(receipt.refunded_micro_usdc for receipt in report.receipts)
     console.print(
         f"paid in all {format_usdc(totals.total())}, back to you {format_usdc(back)}",

@@ -69,7 +69,7 @@ def init_command(
         rpc_url=rpc_url,
         usdc=usdc,
         confirmations=confirmations,
-        passphrase=ask_passphrase("owner") if sys.stdin.isatty() else "",
+        passphrase=lambda: ask_passphrase("owner", data_dir / DEFAULT_CONFIG),
     )
     lines = (
         f"Made the owner's key {made.owner} and {made.config}.",

@@ -94,11 +94,12 @@ def fund(
 
     A node of your own can stake it there. On a real network USDC and ether have to be bought.
     """
-    from splitup.client.inputs import parse_usdc
+    from splitup.client.inputs import format_usdc, parse_usdc
     from splitup.devnet import commands
 
-    commands.fund(directory, account, parse_usdc(amount, name="--usdc"))
-    output.say(f"{account} received {amount} test USDC and has ether for gas")
+    micro_usdc = parse_usdc(amount, name="--usdc")
+    commands.fund(directory, account, micro_usdc)
+    output.say(f"{account} received {format_usdc(micro_usdc)} of test money and has ether for gas")
 
 
 @as_command(hint="asking the chain, the committee and the nodes")
