@@ -51,7 +51,7 @@ class Output:
         self._clear()
         if self.is_text_open and self.out.is_terminal and self.log.is_terminal:
             self.log.file.write("\n")  # not on stdout, which holds the text and nothing else
-        self.log.print(text, soft_wrap=True)
+        self.log.print(text)
 
     def update(self, text: str) -> None:
         """Show progress: in place on a terminal, a line of its own elsewhere."""
@@ -109,7 +109,7 @@ class Output:
 def print_table(console: Console, table: Table) -> None:
     """Print a table without cutting a cell: they are copied, and a terminal wraps long lines."""
     table.width = table.__rich_measure__(console, console.options.update(max_width=_WIDEST)).maximum
-    console.print(table, soft_wrap=True)
+    console.print(table)
 
 
 class _PlainConsole(Console):
@@ -126,8 +126,8 @@ class _PlainConsole(Console):
 
 
 def _open_console(*, stderr: bool = False) -> Console:
-    """Open a console that prints text as it is: "[b]" is no markup, and ":ab:" no emoji."""
-    return _PlainConsole(stderr=stderr, markup=False, emoji=False, highlight=False)
+    """Open a console that prints text as it is: "[b]" is no markup, and a long line stays one."""
+    return _PlainConsole(stderr=stderr, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def ask(question: str, **options: Any) -> str:

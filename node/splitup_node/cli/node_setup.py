@@ -123,9 +123,9 @@ def init(
 def _show_made(result: dict[str, Any], console: Console) -> None:
     console.print(f"Made node {result['address']} for {result['vram_gb']} GB.")
     console.print("Next: send USDC and ether to it; on a network that 'splitup up' runs, with:")
-    console.print(f"  splitup fund {result['address']}", soft_wrap=True)
+    console.print(f"  splitup fund {result['address']}")
     console.print("Then put down the stake with:")
-    console.print(f"  splitup-node stake --config {result['config']}", soft_wrap=True)
+    console.print(f"  splitup-node stake --config {result['config']}")
 
 
 @as_command
@@ -182,11 +182,10 @@ def _show_joined(result: dict[str, Any], console: Console) -> None:
     console.print(f"Made node {result['address']} for {result['vram_gb']} GB.")
     console.print(
         f"Network: chain {network['chain_id']}, nodes' stakes in contract {network['nodes']}",
-        soft_wrap=True,
     )
     console.print(
         f"Next: send it {format_usdc(result['stake_micro_usdc'])} for its stake, and ether for gas."
     )
     console.print("Then put down the stake, and serve:")
     for verb in ("stake", "run"):
-        console.print(f"  splitup-node {verb} --config {result['config']}", soft_wrap=True)
+        console.print(f"  splitup-node {verb} --config {result['config']}")

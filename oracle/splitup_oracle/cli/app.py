@@ -107,6 +107,7 @@ async def join(
             listen=listen,
             passphrase=lambda: ask_passphrase("member", data_dir / CONFIG_NAME),
         )
+    output.say(f"made {made.config}; for the network.toml of the network's owner:")
     output.give(made.to_dict(), lambda: print(made.compose_entry(), end=""))
 
 

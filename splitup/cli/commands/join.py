@@ -60,4 +60,4 @@ def _show(output: Output, directory: Path, address: str) -> None:
         f"  splitup deposit 5{option}",
         f"  splitup generate MODEL --prompt TEXT{option}",
     ):
-        output.out.print(line, soft_wrap=True)
+        output.out.print(line)
