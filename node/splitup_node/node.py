@@ -120,6 +120,7 @@ class NodeDaemon:
             self._health,
             get_committee=lambda: self._committee,
             get_determinism=lambda: self.device["determinism_class"],
+            is_leaving=self._is_leaving,
         )
         committee_client = CommitteeClient(
             self._http, self._committees.fetch_of, self._chain.clock.now_s
@@ -447,8 +448,17 @@ class NodeDaemon:
         await self._health.look()
         self._write_status(running=True)
 
+    async def _fetch_entry(self) -> dict[str, Any]:
+        entry: dict[str, Any] = await self._chain.call("nodes", "nodeOf", self._identity.address)
+        return entry
+
+    async def _is_leaving(self) -> bool:
+        """Return whether the owner wants the stake back, or has taken it."""
+        entry = await self._fetch_entry()
+        return bool(entry["unbondingAt"]) or not entry["stake"]
+
     async def _look_at_stake(self) -> None:
-        entry = await self._chain.call("nodes", "nodeOf", self._identity.address)
+        entry = await self._fetch_entry()
         if problem := await find_low_stake(self._chain, entry, self._config):
             _log.warning("this node gets no work: %s", problem)
         await self._reporter.release_stake(entry)

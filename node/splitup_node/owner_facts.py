@@ -50,9 +50,11 @@ def describe_unbonding(chain: Mapping[str, Any], path: Path) -> str:
 
 def describe_money(money: Mapping[str, Any]) -> str:
     """Return what can be taken out, and where it is."""
-    text = format_usdc(money["ready_to_withdraw_micro_usdc"])
-    if settled := money["undistributed_micro_usdc"]:
-        text += f", of which {format_usdc(settled)} are settled and distributed when you withdraw"
+    ready, settled = money["ready_to_withdraw_micro_usdc"], money["undistributed_micro_usdc"]
+    text = format_usdc(ready)
+    if settled:
+        part = "" if settled == ready else f"of which {format_usdc(settled)} are "
+        text += f", {part}settled and distributed when you withdraw"
     if taken := money["withdrawn_micro_usdc"]:
         text += f"; withdrawn so far: {format_usdc(taken)}"
     return text

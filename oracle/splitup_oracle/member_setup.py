@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 from splitup.config import NetworkConfig
 from splitup.core.errors import ConfigurationError
 from splitup.storage.private_files import create_party
 from splitup_oracle.config import OracleConfig
+
+CONFIG_NAME: Final = "oracle.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,12 @@ class CreatedMember:
 
 
 def create_member(
-    directory: Path, network: NetworkConfig, *, endpoint: str, listen: str, passphrase: str = ""
+    directory: Path,
+    network: NetworkConfig,
+    *,
+    endpoint: str,
+    listen: str,
+    passphrase: Callable[[], str] = str,
 ) -> CreatedMember:
     """Write oracle.toml, keystore.json and passphrase into ``directory``; see ``create_party``.
 
@@ -58,8 +67,9 @@ def create_member(
     # strings, lists of strings, integers and booleans have the same syntax in JSON and TOML
     text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
     head = "# A committee member. Relative paths are relative to this file.\n"
-    name, load = "oracle.toml", OracleConfig.load
-    identity = create_party(directory, name, head + text, passphrase=passphrase, check=load)
+    identity = create_party(
+        directory, CONFIG_NAME, head + text, passphrase=passphrase, check=OracleConfig.load
+    )
     return CreatedMember(
-        str(directory / name), identity.address, identity.signing_key_hex, endpoint
+        str(directory / CONFIG_NAME), identity.address, identity.signing_key_hex, endpoint
     )

@@ -76,7 +76,11 @@ class OwnerPage extends View<Facts> {
         <dt>Stake</dt><dd>${usdc(chain.stake_micro_usdc)}${chain.locked_micro_usdc ? html`, ${usdc(chain.locked_micro_usdc)} locked` : null}</dd>
         <dt>Ready to withdraw</dt><dd>${usdc(earnings.ready_to_withdraw_micro_usdc)}${
           earnings.undistributed_micro_usdc
-            ? html`, of which ${usdc(earnings.undistributed_micro_usdc)} are settled and distributed when you withdraw`
+            ? html`, ${
+                earnings.undistributed_micro_usdc === earnings.ready_to_withdraw_micro_usdc
+                  ? null
+                  : html`of which ${usdc(earnings.undistributed_micro_usdc)} are `
+              }settled and distributed when you withdraw`
             : null
         }</dd>
         ${earnings.withdrawn_micro_usdc ? html`<dt>Withdrawn so far</dt><dd>${usdc(earnings.withdrawn_micro_usdc)}</dd>` : null}

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -50,7 +51,7 @@ class Output:
         self._clear()
         if self.is_text_open and self.out.is_terminal and self.log.is_terminal:
             self.log.file.write("\n")  # not on stdout, which holds the text and nothing else
-        self.log.print(text, soft_wrap=True)
+        self.log.print(text)
 
     def update(self, text: str) -> None:
         """Show progress: in place on a terminal, a line of its own elsewhere."""
@@ -108,7 +109,7 @@ class Output:
 def print_table(console: Console, table: Table) -> None:
     """Print a table without cutting a cell: they are copied, and a terminal wraps long lines."""
     table.width = table.__rich_measure__(console, console.options.update(max_width=_WIDEST)).maximum
-    console.print(table, soft_wrap=True)
+    console.print(table)
 
 
 class _PlainConsole(Console):
@@ -125,8 +126,8 @@ class _PlainConsole(Console):
 
 
 def _open_console(*, stderr: bool = False) -> Console:
-    """Open a console that prints text as it is: "[b]" is no markup, and ":ab:" no emoji."""
-    return _PlainConsole(stderr=stderr, markup=False, emoji=False, highlight=False)
+    """Open a console that prints text as it is: "[b]" is no markup, and a long line stays one."""
+    return _PlainConsole(stderr=stderr, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def ask(question: str, **options: Any) -> str:
@@ -143,8 +144,18 @@ def ask(question: str, **options: Any) -> str:
         signal.signal(signal.SIGINT, handler)
 
 
-def ask_passphrase(whose: str) -> str:
-    """Ask at the terminal for the passphrase of a new key; "" for a random one."""
+def ask_passphrase(whose: str, config: Path) -> str:
+    """Ask at the terminal, if stdin is one, for the passphrase of a new key; "" for a random one.
+
+    ``config`` is the file that names it, and lies beside it.
+    """
+    if not sys.stdin.isatty():
+        return ""
+    typer.echo(
+        f"The passphrase is kept in {config.parent / 'passphrase'}, where the key's programs read "
+        f"it. To keep it elsewhere, move that file and name its new place in {config}.",
+        err=True,
+    )
     question = f"Passphrase of the {whose}'s key (leave it empty for a random one)"
     hidden = {"default": "", "show_default": False, "hide_input": True}
     while (answer := ask(question, **hidden)) and ask("The same again", **hidden) != answer:

@@ -204,4 +204,4 @@ def _list_commands(name: str, is_system: bool) -> list[str]:
 
 def _show(said: str, result: dict[str, Any], console: Console) -> None:
     for line in (said, *(f"  {command}" for command in result["commands"])):
-        console.print(line, soft_wrap=True)
+        console.print(line)

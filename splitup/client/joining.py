@@ -18,6 +18,7 @@ from splitup.core.errors import ConfigurationError
 from splitup.messages import api
 from splitup.messages.network import Deployment, NetworkDescription
 from splitup.net.http import SignedClient
+from splitup.storage.private_files import explain_write, make_directory
 
 
 @asynccontextmanager
@@ -69,25 +70,22 @@ def check_rpc_url(url: str, told: NetworkDescription, *, is_local: bool) -> str:
 @contextmanager
 def _save(deployment: Deployment, directory: Path) -> Iterator[Path]:
     """Write the deployment's file; take it away again when the rest fails before it made a key."""
-    file = directory / "deployment.json"
+    file, keystore = directory / "deployment.json", directory / "keystore.json"
     if file.exists():
         if Deployment.load(file) != deployment:
             raise ConfigurationError(f"{file} is of another network; choose another directory")
         yield file
         return
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        deployment.save(file)
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot write to {directory} ({error.strerror}); choose another directory"
-        ) from None
-    try:
-        yield file
-    except BaseException:
-        if not (directory / "keystore.json").exists():
-            file.unlink()
-        raise
+    had_key = keystore.exists()
+    with make_directory(directory, "directory"):
+        with explain_write(directory, "directory"):
+            deployment.save(file)
+        try:
+            yield file
+        except BaseException:
+            if had_key or not keystore.exists():
+                file.unlink()
+            raise
 
 
 def _is_local(url: str) -> bool:

@@ -88,7 +88,7 @@ def _show_timeline(report: DemoReport, names: dict[str, str], console: Console) 
     events = [event for event in report.main.trace if event.step == step]
     console.rule(f"timeline of step {step}, by the nodes' own clocks", align="left")
     for line in draw_gantt(events, report.manifest, names):
-        console.print(line, soft_wrap=True)
+        console.print(line)
     console.print(
         Text.assemble(
             ("█", "green"), " compute  ", ("▒", "yellow"), " transfer  ", ("·", "dim"), " waiting"
@@ -150,7 +150,7 @@ def _show_output(report: DemoReport, console: Console) -> None:
     main, model = report.main, report.model
     console.rule(f"output: {main.tokens} tokens in {main.session.steps} steps", align="left")
     between = "\n" if model.is_chat else ""
-    console.print(Text.assemble((model.prompt + between, "bold"), main.text), soft_wrap=True)
+    console.print(Text.assemble((model.prompt + between, "bold"), main.text))
     console.print(
         f"first token after {main.first_s:.2f} s, then {main.tokens_per_s:.1f} tokens a second"
     )
@@ -159,12 +159,11 @@ def _show_output(report: DemoReport, console: Console) -> None:
         verdict = f"equal bit for bit: all {comparison.compared_bytes:,} bytes of logits"
     else:
         verdict = f"DIFFERENT: largest difference {comparison.largest_difference:g}"
-    console.print(f"compared with the whole model in one process: {verdict}", soft_wrap=True)
+    console.print(f"compared with the whole model in one process: {verdict}")
     console.print(
         f"submitted to last result: {main.elapsed_s:.2f} s, of which "
         f"{main.plan_s:.2f} s until every task had its node; the whole model takes "
         f"{comparison.reference_s:.2f} s ({comparison.determinism_class})",
-        soft_wrap=True,
     )
 
 
@@ -197,7 +196,7 @@ def _show_money(report: DemoReport, names: dict[str, str], console: Console) -> 
         for node, amount in receipt.slashes:
             console.print(f"{names.get(node, node)}  slashed {format_usdc(amount)}")
     for account, amount in sorted(totals.items()):
-        console.print(f"{names[account]:3} {account}  {amount / 1e6:.6f} USDC")
+        console.print(f"{names[account]:3} {account}  {format_usdc(amount)}")
     back = sum(receipt.refunded_micro_usdc for receipt in report.receipts)
     console.print(
         f"paid in all {format_usdc(totals.total())}, back to you {format_usdc(back)}",

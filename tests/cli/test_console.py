@@ -77,3 +77,10 @@ def test_s65_a_terminal_obeys_nobody_but_the_program(
     os.close(ours)
     assert shown.count(SHOWN) == 2
     assert "\x1b[31m" not in shown and not set(shown) & set("\x07\x9b")
+
+
+def test_a_long_line_stays_one_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Output.open().out.print("cost 0.000545 USDC " * 9)
+    assert capsys.readouterr().out == "cost 0.000545 USDC " * 9 + "\n"

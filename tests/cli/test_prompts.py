@@ -13,13 +13,14 @@ from contextlib import contextmanager
 import pytest
 
 ASKS = """
+from pathlib import Path
 import typer
 from splitup.cli.command import as_command
 from splitup.cli.console import Output, ask_passphrase
 
 @as_command
 async def command(*, output: Output) -> None:
-    output.out.print(repr(ask_passphrase("account")))
+    output.out.print(repr(ask_passphrase("account", Path("home/network.json"))))
 
 typer.run(command)
 """
@@ -51,7 +52,8 @@ def open_terminal() -> Iterator[Terminal]:
         os.close(slave)
         try:
             terminal = Terminal(process, master)
-            terminal.read_until("random one): ")
+            asked = terminal.read_until("random one): ").replace("\r\n", "")
+            assert "home/passphrase" in asked and "home/network.json" in asked
             yield terminal
         finally:
             process.kill()
@@ -63,6 +65,13 @@ def test_one_ctrl_c_leaves_the_question_of_a_coroutine() -> None:
         terminal.process.send_signal(signal.SIGINT)
         terminal.read_until("interrupted")
         assert terminal.process.wait() == 130
+
+
+def test_without_a_terminal_nothing_is_asked() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ASKS], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "''\n", "")
 
 
 def test_the_end_of_the_input_leaves_it_too() -> None:

@@ -61,10 +61,12 @@ PUBLISH: Final = "docs/guides/publish-a-model.md"
 EXAMPLE: Final = ROOT / "examples" / "packages-4m"
 SAMPLE: Final = re.compile(r"^```console[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAYEES: Final = {
-    "0x1266555664ba34a700c8e61506f4c4936eb85320": 72,
-    "0x52aaadcecf4aba4b1695fcf23f2249c40bed11bb": 216,
-    "0xec4e0ada3fc214eac41e6e49681aac944ed80ab0": 108,
-    "0xfa6b4a57b713cc41f7ea5424393c04094102b40e": 36,
+    "0x004f117bd500a78d546dba0a8552c588bb472ece": 72,
+    "0x0fbcd4e25908484dd9ff761216d30ad6023430bd": 180,
+    "0x378a240bdd2b81897d16329246e7b02fad01da35": 36,
+    "0x68ebe40d99b5a79841857c15b504ced90922ba17": 36,
+    "0x7490c6088b1871a11f06d062bd535a43c147d628": 108,
+    "0xa4b2f2bec44c91524943fc05b7a591bee1117b7d": 108,
 }
 # One line of output each, printed by an f-string or a literal of the file.
 LINES: Final = (
@@ -143,10 +145,10 @@ def make_receipt(verify_bps: int) -> Receipt:
         payments=tuple(Payment(account, amount, False) for account, amount in PAYEES.items()),
         slashes=(),
         paid_micro_usdc=sum(PAYEES.values()),
-        fee_micro_usdc=13,
-        refunded_micro_usdc=522,
+        fee_micro_usdc=5,
+        refunded_micro_usdc=504,
         evidence_root="0x" + "e0" * 32,
-        block_number=250,
+        block_number=130,
         transaction="0x" + "b0" * 32,
         model_id="0x" + "c0" * 32,
         verify_bps=verify_bps,
@@ -154,10 +156,11 @@ def make_receipt(verify_bps: int) -> Receipt:
 
 
 def test_a_receipt_is_shown_as_it_is_printed() -> None:
-    evidence = SimpleNamespace(verdicts=[])
+    honest = SimpleNamespace(outcome="honest")
+    evidence = SimpleNamespace(verdicts=[honest] * 3)
     printed = capture_output(receipt._show, make_receipt(800), evidence)
     assert read_sample(USE, "splitup receipt") == printed
-    evidence.verdicts += [SimpleNamespace(outcome="honest")] * 12
+    evidence = SimpleNamespace(verdicts=[honest] * 12)
     printed = capture_output(receipt._show, make_receipt(10_000), evidence)
     assert f"```text\n{printed[2]}\n```" in (ROOT / USE).read_text("utf-8")
 
@@ -174,11 +177,11 @@ def test_a_check_is_shown_as_it_is_printed() -> None:
 
 def test_a_list_of_models_is_shown_as_it_is_printed() -> None:
     model = RegisteredModel(
-        model_id="0x748492b94cc04c1efbbc6b8290389684732621c652060048ce34d683bfac212f",
+        model_id="0x41b0129ef3db5260f31d1787d9d2db82ea2b1d2df60698cf205181340472270a",
         name="packages-4m",
-        developer="0x4fdd4534edb179843292f91dbb413080edc4dd13",
+        developer="0xde94abb4d9c1350ab68a25f7af0d4fbeb7ef1623",
         task_count=12,
-        price_per_step_nano_usdc=12,
+        price_per_step_nano_usdc=12_000,
         is_current=True,
         is_retired=False,
     )
@@ -197,7 +200,7 @@ def test_an_audit_is_shown_as_it_is_printed() -> None:
         {
             "index": index,
             "label": label,
-            "model_id": "0x748492b9" + "0" * 56,
+            "model_id": "0x41b0129e" + "0" * 56,
             "verdict": "equal",
             "detail": "all bytes as they must be",
             "may_serve": True,

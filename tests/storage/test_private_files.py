@@ -11,7 +11,9 @@ import pytest
 from splitup_gateway.api_keys import ApiKeys
 from splitup_gateway.explorer.event_index import EventIndex
 
-from splitup.storage.private_files import write_private
+from splitup.core.errors import ConfigurationError
+from splitup.storage import private_files
+from splitup.storage.private_files import create_party, write_private
 from tests.chain.test_deployment import DEPLOYMENT
 
 
@@ -47,3 +49,28 @@ def test_a12_a_file_is_private_also_where_there_was_one(tmp_path: Path) -> None:
         write_private(tmp_path / name, "text")
         assert (tmp_path / name).read_text() == "text"
     assert set(list_modes(tmp_path).values()) == {0o600}
+
+
+def test_a_party_is_asked_last_and_an_interrupted_one_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt() -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        create_party(tmp_path / "new", "a.toml", "", passphrase=interrupt)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "passphrase").touch()
+    with pytest.raises(ConfigurationError, match="passphrase exists already"):
+        create_party(tmp_path, "a.toml", "", passphrase=interrupt)
+    assert [file.name for file in tmp_path.iterdir()] == ["passphrase"]
+
+
+def test_a_key_that_cannot_be_made_leaves_no_passphrase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(private_files, "create_identity", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        create_party(tmp_path / "new", "a.toml", "")
+    assert not (tmp_path / "new").exists()

@@ -11,4 +11,4 @@ def command(*, output: JsonOutput) -> None:
     from splitup_deploy.showing.families import list_families, render_families
 
     rows = list_families()
-    output.give({"families": rows}, lambda: output.out.print(render_families(rows), soft_wrap=True))
+    output.give({"families": rows}, lambda: output.out.print(render_families(rows)))

@@ -28,6 +28,6 @@ def _show(output: Output, models: tuple[RegisteredModel, ...]) -> None:
     from splitup_deploy.showing.report import render_models
 
     if models:
-        output.out.print(render_models(models), soft_wrap=True)
+        output.out.print(render_models(models))
     else:
         output.say("no model is registered; register one with: splitup-deploy register")

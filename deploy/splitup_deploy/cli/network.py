@@ -69,7 +69,7 @@ def init_command(
         rpc_url=rpc_url,
         usdc=usdc,
         confirmations=confirmations,
-        passphrase=ask_passphrase("owner") if sys.stdin.isatty() else "",
+        passphrase=lambda: ask_passphrase("owner", data_dir / DEFAULT_CONFIG),
     )
     lines = (
         f"Made the owner's key {made.owner} and {made.config}.",
@@ -78,7 +78,7 @@ def init_command(
     )
     output.give(
         {"config": str(made.config), "owner": made.owner},
-        lambda: output.out.print("\n".join(lines), soft_wrap=True),
+        lambda: output.out.print("\n".join(lines)),
     )
 
 
@@ -115,7 +115,7 @@ async def deploy_command(
         _confirm("Send these transactions?" if plan.steps else "Nothing to send. Verify?")
     deployment = await deploy_network(settings, identity, output.say)
     said = f"deployed and verified; give everybody {settings.deployment}"
-    output.give(deployment.model_dump(), lambda: output.out.print(said, soft_wrap=True))
+    output.give(deployment.model_dump(), lambda: output.out.print(said))
 
 
 @app.command("verify")
@@ -132,7 +132,7 @@ async def verify_command(config: ConfigOption = DEFAULT_CONFIG, *, output: JsonO
     problems = await verify_network(NetworkSettings.load(config))
     said = "\n".join(f"✗ {problem}" for problem in problems)
     said = said or "The contracts and their settings are as the file says."
-    output.give({"problems": problems}, lambda: output.out.print(said, soft_wrap=True))
+    output.give({"problems": problems}, lambda: output.out.print(said))
     if problems:
         raise typer.Exit(1)
 
@@ -182,7 +182,7 @@ def _make_json(plan: DeploymentPlan, settings: NetworkSettings) -> dict[str, Any
 
 def _show_plan(plan: DeploymentPlan, settings: NetworkSettings, output: Output) -> None:
     def say(text: str) -> None:
-        output.out.print(text, soft_wrap=True)
+        output.out.print(text)
 
     say(f"Chain {plan.chain_id} at {settings.rpc_url}")
     say(f"Account {plan.account} with {plan.balance_wei / _ETHER:.6f} ether")

@@ -24,4 +24,4 @@ async def command(
     async with open_network(config, config.load_user()) as (chain, _):
         done = await retire_model(chain, model)
     said = f"retired {done.model_id} ({done.name}): it takes no new executions"
-    output.give(asdict(done), lambda: output.out.print(said, soft_wrap=True))
+    output.give(asdict(done), lambda: output.out.print(said))

@@ -33,5 +33,5 @@ async def command(
         found = await fetch_usage(chain, model)
     output.give(
         {"models": [asdict(entry) for entry in found]},
-        lambda: output.out.print(render_usage(found), soft_wrap=True),
+        lambda: output.out.print(render_usage(found)),
     )

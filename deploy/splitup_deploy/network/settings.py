@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
@@ -14,15 +15,10 @@ from splitup.config import load_toml
 from splitup.core import limits, tuning
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keys import Identity
-from splitup.crypto.keystore import (
-    create_identity,
-    create_passphrase,
-    load_identity,
-    read_address,
-)
+from splitup.crypto.keystore import load_identity, read_address
 from splitup.messages.base import AddressField, Bytes32Field, EndpointField
 from splitup.messages.network import RpcUrlField
-from splitup.storage.private_files import write_private
+from splitup.storage.private_files import create_party
 
 _DAY_S: Final = 86_400
 _TEMPLATE: Final = """\
@@ -188,18 +184,18 @@ class CreatedNetwork:
 
 
 def create_network_file(
-    directory: Path, *, rpc_url: str, usdc: str, confirmations: int, passphrase: str = ""
+    directory: Path,
+    *,
+    rpc_url: str,
+    usdc: str,
+    confirmations: int,
+    passphrase: Callable[[], str] = str,
 ) -> CreatedNetwork:
-    """Write the owner's key, its passphrase (a random one if "") and ``network.toml``.
+    """Write the owner's key, its passphrase and ``network.toml``; see ``create_party``.
 
-    Raises ConfigurationError when one of them exists or a value cannot be used; then nothing is
-    written.
+    Raises ConfigurationError also when a value cannot be used.
     """
     path = directory / "network.toml"
-    files = path, directory / "keystore.json", directory / "passphrase"
-    for file in files:
-        if file.exists():
-            raise ConfigurationError(f"{file} exists already; choose another --data-dir")
     text = _TEMPLATE.format(
         path=path,
         rpc_url=json.dumps(rpc_url),
@@ -210,17 +206,7 @@ def create_network_file(
         bond_period_s=14 * _DAY_S,
         fee_ceiling_gwei=tuning.FEE_CEILING_WEI // 10**9,
     )
-    draft = directory / ".network.toml"
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(draft, text)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write to {directory} ({error.strerror})") from None
-    try:
-        NetworkSettings.load(draft)
-        create_passphrase(files[2], passphrase)
-        identity = create_identity(files[1], files[2])
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    identity = create_party(
+        directory, path.name, text, passphrase=passphrase, check=NetworkSettings.load
+    )
     return CreatedNetwork(path, identity.address)

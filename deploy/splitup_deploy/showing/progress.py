@@ -36,7 +36,7 @@ def show_model(output: Output, profile: Profile, name: str | None, is_complete: 
     if output.as_json:
         output.print_json(describe_model(profile, name, is_complete=is_complete))
     else:
-        output.out.print(render_model(profile, name, is_complete=is_complete), soft_wrap=True)
+        output.out.print(render_model(profile, name, is_complete=is_complete))
 
 
 def show_registration(output: Output, profile: Profile, done: Registration) -> None:
@@ -44,7 +44,7 @@ def show_registration(output: Output, profile: Profile, done: Registration) -> N
     if output.as_json:
         output.print_json({**describe_model(profile, done.name), **asdict(done)})
         return
-    output.out.print(render_model(profile, done.name), soft_wrap=True)
+    output.out.print(render_model(profile, done.name))
     if done.already_registered:
         output.out.print(f"already registered as {done.name!r}; nothing was uploaded")
         return
@@ -52,7 +52,6 @@ def show_registration(output: Output, profile: Profile, done: Registration) -> N
         f"registered as {done.name!r} in block {done.block_number} for "
         f"{format_price(profile.manifest.price_nano_usdc)}; "
         f"{done.uploaded_objects} objects were stored",
-        soft_wrap=True,
     )
     count = len({task.task_id for task in profile.manifest.tasks})
     tasks = f"{count} tasks" if count > 1 else "task"
@@ -96,7 +95,7 @@ def show_status(console: Console, text: str) -> Iterator[Callable[[str], None]]:
 def _print_phase(console: Console, text: str) -> None:
     """Say what begins, where no bar can show it."""
     if not console.is_terminal:
-        console.print(text, soft_wrap=True)
+        console.print(text)
 
 
 def _make_bar(console: Console, *, transient: bool = False) -> Progress:

@@ -89,7 +89,7 @@ def command(options: ExportOptions, *, output: JsonOutput) -> None:
     else:
         from splitup_edge.export.showing import render_export
 
-        output.out.print(render_export(report), soft_wrap=True)
+        output.out.print(render_export(report))
 
 
 def _check_file(file: Path, backend: str, dtype: str) -> None:

@@ -57,7 +57,7 @@ def _show(result: dict[str, Any], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console.print(Text(f"This machine is {result['determinism_class']}."), soft_wrap=True)
+    console.print(Text(f"This machine is {result['determinism_class']}."))
     if not result["tasks"]:
         console.print("No registered task fits into its memory.")
         return

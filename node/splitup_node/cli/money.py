@@ -59,7 +59,6 @@ def _show_stake(config: Path, result: dict[str, Any], console: Console) -> None:
         f"Node {result['address']} holds a stake of {format_usdc(result['stake_micro_usdc'])}; "
         f"the least is {format_usdc(result['least_stake_micro_usdc'])}. "
         f"Next: splitup-node run --config {config}",
-        soft_wrap=True,
     )
 
 
@@ -82,7 +81,7 @@ def _show_unstake(config: Path, result: dict[str, Any], console: Console) -> Non
     if not result["unbonding_at_s"]:
         console.print("The node stays.")
         return
-    console.print(f"The stake is {describe_unbonding(result, config)}", soft_wrap=True)
+    console.print(f"The stake is {describe_unbonding(result, config)}")
 
 
 @as_command(hint="asking the chain")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,6 +17,7 @@ from splitup.cli.console import ask, ask_passphrase
 if TYPE_CHECKING:
     from splitup.config import NetworkConfig
 
+CONFIG_NAME: Final = "node.toml"
 _DEFAULT_LISTEN: Final = "127.0.0.1:7700"
 _DataDirOption = Annotated[
     Path, typer.Option(metavar="DIR", help="Directory for all of the node's files.")
@@ -34,7 +36,7 @@ def create_node(
     directory: Path,
     network: NetworkConfig,
     *,
-    passphrase: str = "",
+    passphrase: Callable[[], str] = str,
     **settings: str | bool,
 ) -> dict[str, Any]:
     """Write node.toml, keystore.json and passphrase into ``directory``; see ``create_party``.
@@ -47,7 +49,7 @@ def create_node(
     from splitup_node.config import NodeConfig, format_config
     from splitup_node.preflight import check_settings
 
-    path = directory / "node.toml"
+    path = directory / CONFIG_NAME
     text = format_config(
         path,
         {
@@ -100,7 +102,8 @@ def init(
 ) -> None:
     """Make a key and a configuration.
 
-    What is not given comes from the network file that 'splitup up' writes, when there is one.
+    At a terminal it asks for the key's passphrase; elsewhere, or if empty, the key gets a random
+    one. What is not given comes from the network file that 'splitup up' writes, when there is one.
     """
     from splitup.config import NetworkConfig
 
@@ -112,6 +115,7 @@ def init(
         listen=listen,
         endpoint=endpoint,
         allow_loopback=network.allow_loopback if allow_loopback is None else allow_loopback,
+        passphrase=lambda: ask_passphrase("node", data_dir / CONFIG_NAME),
     )
     output.give(result, lambda: _show_made(result, output.out))
 
@@ -119,9 +123,9 @@ def init(
 def _show_made(result: dict[str, Any], console: Console) -> None:
     console.print(f"Made node {result['address']} for {result['vram_gb']} GB.")
     console.print("Next: send USDC and ether to it; on a network that 'splitup up' runs, with:")
-    console.print(f"  splitup fund {result['address']}", soft_wrap=True)
+    console.print(f"  splitup fund {result['address']}")
     console.print("Then put down the stake with:")
-    console.print(f"  splitup-node stake --config {result['config']}", soft_wrap=True)
+    console.print(f"  splitup-node stake --config {result['config']}")
 
 
 @as_command
@@ -145,14 +149,13 @@ async def join(
     from splitup.client.joining import join_network
     from splitup.core.errors import ConfigurationError
     from splitup.protocol.planning.exposure import compute_spare
+    from splitup.storage.private_files import check_unused
 
-    is_terminal = sys.stdin.isatty()
-    if not (vram or is_terminal):
+    check_unused(data_dir, CONFIG_NAME)
+    if not (vram or sys.stdin.isatty()):
         raise ConfigurationError('name the memory to serve with, for example: --vram "8GB"')
     async with join_network(url, data_dir, rpc_url) as (network, chain):
-        if is_terminal:
-            vram = vram or ask("Device memory to serve with, such as 8GB")
-        passphrase = ask_passphrase("node") if is_terminal else ""
+        vram = vram or ask("Device memory to serve with, such as 8GB")
         made = create_node(
             data_dir,
             network,
@@ -160,7 +163,7 @@ async def join(
             listen=listen,
             endpoint=endpoint,
             allow_loopback=network.allow_loopback,
-            passphrase=passphrase,
+            passphrase=lambda: ask_passphrase("node", data_dir / CONFIG_NAME),
         )
         least: int = await chain.call("nodes", "minStake", made["vram_gb"])
         deployment = chain.deployment
@@ -179,11 +182,10 @@ def _show_joined(result: dict[str, Any], console: Console) -> None:
     console.print(f"Made node {result['address']} for {result['vram_gb']} GB.")
     console.print(
         f"Network: chain {network['chain_id']}, nodes' stakes in contract {network['nodes']}",
-        soft_wrap=True,
     )
     console.print(
         f"Next: send it {format_usdc(result['stake_micro_usdc'])} for its stake, and ether for gas."
     )
     console.print("Then put down the stake, and serve:")
     for verb in ("stake", "run"):
-        console.print(f"  splitup-node {verb} --config {result['config']}", soft_wrap=True)
+        console.print(f"  splitup-node {verb} --config {result['config']}")

@@ -44,7 +44,7 @@ def _show_status(config: Path, result: dict[str, Any], console: Console) -> None
     rows = list_rows(result, config, time.time())
     width = max(len(name) for name, _ in rows)
     for name, text in rows:  # without wrapping: commands in it are copied
-        console.print(f" {name:<{width}}  {text}", soft_wrap=True)
+        console.print(f" {name:<{width}}  {text}")
 
 
 def make_status_table(config: Path, facts: dict[str, Any]) -> Table:
@@ -85,7 +85,7 @@ def _show_earnings(result: dict[str, Any], console: Console) -> None:
         print_table(console, make_earnings_table(result["days"]))
     else:
         console.print(f"nothing was earned or lost since {result['days'][0]['date']}")
-    console.print(f"ready to withdraw: {describe_money(result)}", soft_wrap=True)
+    console.print(f"ready to withdraw: {describe_money(result)}")
 
 
 def make_earnings_table(days: Sequence[dict[str, Any]]) -> Table:

@@ -9,7 +9,7 @@ import math
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Final
 
@@ -54,6 +54,7 @@ class Presence:
         *,
         get_committee: Callable[[], CommitteeView],
         get_determinism: Callable[[], str],
+        is_leaving: Callable[[], Awaitable[bool]],
     ) -> None:
         self._identity = identity
         self._heartbeat_sender = HeartbeatSender(http, lambda signed: engine.note_replaced(signed))
@@ -63,6 +64,7 @@ class Presence:
         self._health = health
         self._get_committee = get_committee
         self._get_determinism = get_determinism
+        self._is_leaving = is_leaving
         self.boot_id = secrets.token_hex(32)
         self._sequence = 0
         self._refusals = 0  # of the latest heartbeats, one after the other
@@ -128,12 +130,13 @@ class Presence:
             return
         is_refused = self._heartbeat_sender.is_refused(committee)
         self._refusals = self._refusals + 1 if is_refused else 0
-        self._health.note_heartbeats(
-            self._heartbeat_sender.list_failures(committee), len(committee.members)
-        )
         self._demand = merge_demand(self._heartbeat_sender.get_demands())
         self._loaded_tasks.keep_listed({entry.task_id for entry in self._demand})
         self._demand_changed.set()
+        failures = self._heartbeat_sender.list_failures(committee)
+        if is_refused and await self._is_leaving():
+            failures = set()  # as its owner wishes
+        self._health.note_heartbeats(failures, len(committee.members))
 
     def _get_offers(self) -> tuple[str, ...]:
         """Return the tasks that this node takes work for."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Final
@@ -98,13 +97,17 @@ async def join(
     asks for the key's passphrase; elsewhere, or if empty, the key gets a random one.
     """
     from splitup.client.joining import join_network
-    from splitup_oracle.member_setup import create_member
+    from splitup_oracle.member_setup import CONFIG_NAME, create_member
 
     async with join_network(url, data_dir, rpc_url) as (network, _):
-        passphrase = ask_passphrase("member") if sys.stdin.isatty() else ""
         made = create_member(
-            data_dir, network, endpoint=endpoint, listen=listen, passphrase=passphrase
+            data_dir,
+            network,
+            endpoint=endpoint,
+            listen=listen,
+            passphrase=lambda: ask_passphrase("member", data_dir / CONFIG_NAME),
         )
+    output.say(f"made {made.config}; for the network.toml of the network's owner:")
     output.give(made.to_dict(), lambda: print(made.compose_entry(), end=""))
 
 

@@ -72,12 +72,11 @@ def show_status(status: dict[str, Any], console: Console) -> None:
             table.add_row(member, *(str(shown[name]) for name in _SHOWN))
     print_table(console, table)
     for sentence in silent:
-        console.print(sentence, soft_wrap=True)
+        console.print(sentence)
     key = "with" if status["group_key"] else "without"
     console.print(
         f"{status['answering']}/{len(status['members'])} members answer, {status['quorum']} are a "
         f"quorum, {key} group key; the chain is at block {status['block']}",
-        soft_wrap=True,
     )
 
 

@@ -163,7 +163,8 @@ class EventSource:
         if not self._member.machine.is_member:
             raise InvalidInput(
                 f"account {self._member.account} is no member of committee configuration "
-                f"{self._member.machine.current}, nor of an announced one; use a member's keystore"
+                f"{self._member.machine.current}, nor of an announced one; use a member's "
+                "keystore, or have the network's owner appoint it: splitup-deploy network deploy"
             )
         await self._feed_nodes()
 

@@ -264,7 +264,7 @@ class PrivateChat extends Part {
             if (input.reportValidity()) this.set({ numbers: { ...settings.numbers, [name]: Number(input.value) } });
           }}></label>`)}
       <p class="quiet wide">${model ? html`${price(model.price_nano_usdc_per_step)} per million steps of up to ${model.chunk} tokens;
-        embedding${model.private_blocks ? `, ${model.private_blocks} of the blocks at each end` : ""} and head run here.` : null}
+        embedding${model.private_blocks ? `, ${model.private_blocks} ${model.private_blocks === 1 ? "block" : "blocks"} at each end` : ""} and head run here.` : null}
         <button class="plain" ?disabled=${this.phase === "loading" || this.phase === "running"}
           @click=${() => this.tell({ order: "clear" })}>Delete all models from this device</button></p>`;
   }
@@ -323,7 +323,7 @@ class PrivateChat extends Part {
           </div>
           <form @submit=${this.send}>
             <textarea id="prompt" rows="2" aria-label="Message" ?disabled=${!isReady} autocapitalize="sentences"
-              placeholder=${isReady ? "Write a message" : "Load a model first"}
+              placeholder=${!isReady ? "Load a model first" : this.textForm === "text" ? "Write how a text begins" : "Write a message"}
               @keydown=${(event: KeyboardEvent) => {
                 if (event.key === "Enter" && !event.shiftKey && !event.isComposing) this.send(event);
               }}></textarea>

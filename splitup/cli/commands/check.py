@@ -61,16 +61,15 @@ def _show(
         output.out.print(
             f"correct: {len(checked.certificate.plan.tasks)} tasks assigned among "
             f"{len(checked.snapshot.entries)} live nodes, every choice as the random seed demands",
-            soft_wrap=True,
         )
     else:
-        output.out.print(f"wrong: {checked.difference}", soft_wrap=True)
+        output.out.print(f"wrong: {checked.difference}")
         if checked.challenge is None:
             output.out.print("the chain cannot verify this difference, so nobody is slashed")
         for member, answer in answers.items():
             output.out.print(f"  {member}  {answer or 'its bond was slashed'}")
     for passed in checked.passed_over:
-        output.out.print(_describe_passed(passed, passed in unexplained), soft_wrap=True)
+        output.out.print(_describe_passed(passed, passed in unexplained))
 
 
 def _describe_passed(passed: PassedOver, is_unexplained: bool) -> str:

@@ -48,9 +48,9 @@ def _show(output: Output, checks: list[Check]) -> None:
     output.end_text()
     for check in checks:
         mark = "ok     " if check.ok else "missing"
-        output.out.print(f"{mark}  {check.name}: {check.found}", soft_wrap=True)
+        output.out.print(f"{mark}  {check.name}: {check.found}")
         if check.fix:
-            output.out.print(f"         fix: {check.fix}", soft_wrap=True)
+            output.out.print(f"         fix: {check.fix}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +33,6 @@ async def command(
     from splitup.storage.private_files import create_party
 
     async with join_network(url, directory, rpc_url) as (network, _):
-        passphrase = ask_passphrase("account") if sys.stdin.isatty() else ""
         values = network.model_dump(mode="json", include={"rpc_url", "gateway_urls"})
         values |= {
             "allow_loopback": network.allow_loopback,
@@ -44,7 +42,11 @@ async def command(
         }
         text = json.dumps(values, indent=2) + "\n"
         identity = create_party(
-            directory, NETWORK_FILE, text, passphrase=passphrase, option="--dir"
+            directory,
+            NETWORK_FILE,
+            text,
+            passphrase=lambda: ask_passphrase("account", directory / NETWORK_FILE),
+            option="--dir",
         )
     made = {"config": str(directory / NETWORK_FILE), "address": identity.address}
     output.give(made, lambda: _show(output, directory, identity.address))
@@ -58,4 +60,4 @@ def _show(output: Output, directory: Path, address: str) -> None:
         f"  splitup deposit 5{option}",
         f"  splitup generate MODEL --prompt TEXT{option}",
     ):
-        output.out.print(line, soft_wrap=True)
+        output.out.print(line)

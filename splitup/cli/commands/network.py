@@ -94,11 +94,12 @@ def fund(
 
     A node of your own can stake it there. On a real network USDC and ether have to be bought.
     """
-    from splitup.client.inputs import parse_usdc
+    from splitup.client.inputs import format_usdc, parse_usdc
     from splitup.devnet import commands
 
-    commands.fund(directory, account, parse_usdc(amount, name="--usdc"))
-    output.say(f"{account} received {amount} test USDC and has ether for gas")
+    micro_usdc = parse_usdc(amount, name="--usdc")
+    commands.fund(directory, account, micro_usdc)
+    output.say(f"{account} received {format_usdc(micro_usdc)} of test money and has ether for gas")
 
 
 @as_command(hint="asking the chain, the committee and the nodes")
@@ -120,7 +121,7 @@ def _show_status(output: Output, status: NetworkStatus) -> None:
     from splitup.devnet.status import read_loading
 
     running = f"process {status.supervisor}" if status.supervisor is not None else "not running"
-    output.out.print(f"network in {status.directory}: {running}", soft_wrap=True)
+    output.out.print(f"network in {status.directory}: {running}")
     if status.processes:
         table = Table("process", "pid", "state", box=None, pad_edge=False)
         for name, pid, alive in status.processes:
@@ -128,9 +129,9 @@ def _show_status(output: Output, status: NetworkStatus) -> None:
             table.add_row(name, str(pid), state if alive else "ended")
         print_table(output.out, table)
     if status.health is None:
-        output.out.print(status.problem, soft_wrap=True)
+        output.out.print(status.problem)
         return
-    output.out.print(status.health.describe(), soft_wrap=True)
+    output.out.print(status.health.describe())
     loading = read_loading(status.directory)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column in ("node", "endpoint", "stake", "tasks", "state"):  # 79 columns on one machine
@@ -144,4 +145,4 @@ def _show_status(output: Output, status: NetworkStatus) -> None:
         table.add_row(node.address, endpoint, stake, str(len(node.tasks)), state)
     print_table(output.out, table)
     if status.health.gateways:
-        output.out.print(f"nodes and users join at: {status.health.gateways[0]}", soft_wrap=True)
+        output.out.print(f"nodes and users join at: {status.health.gateways[0]}")

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from splitup_deploy.cli.commands import app
-from splitup_deploy.network import settings as network_settings
 from splitup_deploy.network.deployment import (
     deploy_network,
     make_plan,
@@ -32,6 +31,7 @@ from splitup.core.errors import ChainRejected, ChainUnavailable, ConfigurationEr
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
 from splitup.messages.network import Deployment
+from splitup.storage import private_files
 from tests.builders import address, find_free_port
 from tests.local_chain import start_anvil
 from tests.parameters import some_of
@@ -333,7 +333,7 @@ async def test_a_wrong_setting_is_named(owner: Owner, change: Any, message: str)
 
 async def test_the_commands(tmp_path: Path, rpc_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     create = partial(create_identity, work_factor=DEVNET_WORK_FACTOR)
-    monkeypatch.setattr(network_settings, "create_identity", create)
+    monkeypatch.setattr(private_files, "create_identity", create)
     folder = tmp_path / "owner"
     config = ("--config", folder / "network.toml")
 

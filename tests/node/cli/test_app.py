@@ -14,7 +14,6 @@ import time
 import tomllib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -194,7 +193,7 @@ async def test_members_join_and_print_what_the_owner_needs(
     options = ("--rpc-url", own_rpc, "--data-dir", folder, "--endpoint")
     with_path = await call("join", url, *options, endpoint, "--listen", "nowhere", app=oracle_app)
     assert with_path.exit_code == 2 and "--listen is 'nowhere'" in with_path.output
-    assert not list(folder.iterdir())
+    assert not folder.exists()
     made = await call("join", url, *options, endpoint, app=oracle_app)
     assert made.exit_code == 0, made.output
     config = OracleConfig.load(folder / "oracle.toml")
@@ -220,7 +219,7 @@ async def test_join_says_why_a_url_is_no_network(tmp_path: Path, url: str, probl
     assert not (tmp_path / "node").exists()
 
 
-@pytest.mark.parametrize(
+PROGRAMS = pytest.mark.parametrize(
     ("program", "module", "options"),
     [
         (app, "splitup_node.cli.node_setup", ("--data-dir",)),
@@ -228,18 +227,52 @@ async def test_join_says_why_a_url_is_no_network(tmp_path: Path, url: str, probl
         (user_app, "splitup.cli.commands.join", ("--dir",)),
     ],
 )
-async def test_join_asks_for_no_passphrase_before_the_network_answers(
+
+
+@PROGRAMS
+@pytest.mark.parametrize("is_in_use", [False, True])
+async def test_join_asks_last_and_leaves_nothing_behind(
     program: Any,
     module: str,
     options: tuple[str, ...],
+    is_in_use: bool,
+    market: NodeMarket,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr(f"{module}.sys", terminal)
-    command = ["join", "http://127.0.0.1:9", *options, str(tmp_path / "made")]
-    result = await asyncio.to_thread(CliRunner().invoke, program, command)
-    assert "cannot be reached" in result.output and "Passphrase" not in result.output
+    asked: list[Path] = []
+
+    def interrupt(whose: str, config: Path) -> str:
+        asked.append(config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"{module}.ask_passphrase", interrupt)
+    folder, network = tmp_path / "made", market.network
+    if is_in_use:
+        folder.mkdir()
+        (folder / "keystore.json").touch()
+
+    async def join(url: str) -> Result:
+        command = ["join", url, "--rpc-url", network.rpc_url, *options, str(folder)]
+        command += ["--vram", "2GB"] if program is app else []
+        return await asyncio.to_thread(CliRunner().invoke, program, command)
+
+    await join("http://127.0.0.1:9")
+    assert not asked
+    result = await join(network.gateway.server.url)
+    if is_in_use:
+        assert "exists already" in result.output and not asked
+        assert [file.name for file in folder.iterdir()] == ["keystore.json"]
+    else:
+        assert result.exit_code == 130 and asked[0].parent == folder and not folder.exists()
+
+
+async def test_join_asks_nothing_for_a_node_that_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "node.toml").touch()
+    result = await call("join", "http://127.0.0.1:9", "--data-dir", tmp_path)
+    assert result.exit_code == 2 and "exists already" in result.output
 
 
 async def test_join_trusts_no_rpc_endpoint_that_others_could_answer_for(

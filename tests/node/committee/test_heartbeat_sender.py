@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
 from splitup_node.committee import heartbeat_sender
 from splitup_node.committee.heartbeat_sender import HeartbeatSender
-from splitup_node.committee.presence import compute_pause_s
+from splitup_node.committee.presence import Presence, compute_pause_s
 from splitup_node.tasks.placement import DemandEntry
 
 from splitup.core import limits, tuning
@@ -280,6 +280,36 @@ async def test_only_the_refusal_of_all_members_makes_heartbeats_less_frequent() 
         members[2].is_registered = True
         await sender.send(make_beat(5), view)
         assert not sender.is_refused(view)
+
+
+@pytest.mark.parametrize("is_leaving", [False, True])
+async def test_whoever_leaves_is_not_warned_that_members_refuse(is_leaving: bool) -> None:
+    """Its owner asked for that; one that was slashed, or is not known yet, is warned."""
+    members = make_members(*BLOCKS[1:5])
+    warned: list[set[str]] = []
+
+    async def ask_chain() -> bool:
+        return is_leaving
+
+    async with asyncio.timeout(HANG_S), serve(members) as (sender, view):
+        for member in members:
+            member.is_registered = False
+        step_loop = SimpleNamespace(queue_ms=0, speed_mflops=1)
+        presence = Presence(
+            NODE,
+            cast(Any, None),
+            cast(Any, SimpleNamespace(step_loop=step_loop)),
+            cast(Any, SimpleNamespace(tasks=[], free_bytes=0, loading="", keep_listed=set)),
+            cast(Any, SimpleNamespace(bandwidth_kbps=1)),
+            cast(Any, SimpleNamespace(trouble="", note_heartbeats=lambda *a: warned.append(a[0]))),
+            get_committee=lambda: view,
+            get_determinism=lambda: "CPU",
+            is_leaving=ask_chain,
+        )
+        presence._heartbeat_sender = sender
+        await presence._send_heartbeat()
+    [problems] = warned
+    assert bool(problems) is not is_leaving
 
 
 def test_pauses_grow_behind_the_time_that_a_registration_takes(

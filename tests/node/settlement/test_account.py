@@ -49,9 +49,7 @@ async def test_what_is_settled_is_ready_wherever_it_is() -> None:
     market = Market(*settle_one(first, 120), *settle_one(second, 30))
     account = Account(SimpleNamespace(), SimpleNamespace(address=NODE), market)  # type: ignore[arg-type]
     money = await account.fetch_money(0)
-    assert describe_money(money) == (
-        "0.00015 USDC, of which 0.00015 USDC are settled and distributed when you withdraw"
-    )
+    assert describe_money(money) == ("0.00015 USDC, settled and distributed when you withdraw")
     assert await account.fetch_money(0) == money and market.reads == 1
     market.events.append(make_event("Distributed", first, remaining=0))
     assert describe_money(await account.fetch_money(120)) == (

@@ -352,6 +352,7 @@ def make_presence(loaded_tasks: LoadedTasks, used: set[str]) -> Presence:
         cast(Any, SimpleNamespace(trouble="")),
         get_committee=lambda: pytest.fail("nobody is asked"),
         get_determinism=lambda: "",
+        is_leaving=lambda: pytest.fail("nobody is asked"),
     )
 
 

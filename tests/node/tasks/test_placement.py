@@ -254,6 +254,7 @@ def make_presence(loaded_tasks: SimpleNamespace) -> Presence:
         None,  # type: ignore[arg-type]
         get_committee=lambda: pytest.fail("nobody is asked"),
         get_determinism=lambda: "",
+        is_leaving=lambda: pytest.fail("nobody is asked"),
     )
 
 

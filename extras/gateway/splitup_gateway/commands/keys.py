@@ -102,9 +102,7 @@ def command(
                 models=tuple(models or ()),
                 group=group,
             )
-            output.give(
-                {"name": name, "key": secret}, lambda: output.out.print(secret, soft_wrap=True)
-            )
+            output.give({"name": name, "key": secret}, lambda: output.out.print(secret))
             if not output.as_json:
                 output.say("keep it now: it is shown once")
 

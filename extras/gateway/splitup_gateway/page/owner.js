@@ -32,7 +32,7 @@ var H=globalThis,L=H.ShadowRoot&&(H.ShadyCSS===void 0||H.ShadyCSS.nativeShadow)&
       <dl>
         <dt>Address</dt><dd class="mono">${s.address}</dd>
         <dt>Stake</dt><dd>${$(s.stake_micro_usdc)}${s.locked_micro_usdc?c`, ${$(s.locked_micro_usdc)} locked`:null}</dd>
-        <dt>Ready to withdraw</dt><dd>${$(n.ready_to_withdraw_micro_usdc)}${n.undistributed_micro_usdc?c`, of which ${$(n.undistributed_micro_usdc)} are settled and distributed when you withdraw`:null}</dd>
+        <dt>Ready to withdraw</dt><dd>${$(n.ready_to_withdraw_micro_usdc)}${n.undistributed_micro_usdc?c`, ${n.undistributed_micro_usdc===n.ready_to_withdraw_micro_usdc?null:c`of which ${$(n.undistributed_micro_usdc)} are `}settled and distributed when you withdraw`:null}</dd>
         ${n.withdrawn_micro_usdc?c`<dt>Withdrawn so far</dt><dd>${$(n.withdrawn_micro_usdc)}</dd>`:null}
         ${i.running?c`<dt>Running executions</dt><dd>${O(i.executions)}</dd>`:null}
       </dl>

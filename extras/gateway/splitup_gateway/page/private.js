@@ -25,7 +25,7 @@ var N=globalThis,L=N.ShadowRoot&&(N.ShadyCSS===void 0||N.ShadyCSS.nativeShadow)&
         <input type="number" min=${a} max=${p} step=${d} .value=${String(t.numbers[o])}
           @change=${({target:l})=>{let m=l;m.reportValidity()&&this.set({numbers:{...t.numbers,[o]:Number(m.value)}})}}></label>`)}
       <p class="quiet wide">${s?c`${we(s.price_nano_usdc_per_step)} per million steps of up to ${s.chunk} tokens;
-        embedding${s.private_blocks?`, ${s.private_blocks} of the blocks at each end`:""} and head run here.`:null}
+        embedding${s.private_blocks?`, ${s.private_blocks} ${s.private_blocks===1?"block":"blocks"} at each end`:""} and head run here.`:null}
         <button class="plain" ?disabled=${this.phase==="loading"||this.phase==="running"}
           @click=${()=>this.tell({order:"clear"})}>Delete all models from this device</button></p>`}adapterChoice(){let{adapter:t}=this.settings;if(!this.adapters.length&&!this.adapterProblem&&!t)return null;let i=[["","None"],["words","The one that fits the question's words"],...this.adapters.map(({adapter:n,name:o})=>[n,o])];return c`${this.adapterProblem?c`<p class="error wide" role="alert">${this.adapterProblem}</p>`:null}<label class="wide">Adapter, applied under encryption
       <select .value=${t} @change=${n=>this.set({adapter:n.target.value})}>
@@ -51,7 +51,7 @@ var N=globalThis,L=N.ShadowRoot&&(N.ShadyCSS===void 0||N.ShadyCSS.nativeShadow)&
           </div>
           <form @submit=${this.send}>
             <textarea id="prompt" rows="2" aria-label="Message" ?disabled=${!t} autocapitalize="sentences"
-              placeholder=${t?"Write a message":"Load a model first"}
+              placeholder=${t?this.textForm==="text"?"Write how a text begins":"Write a message":"Load a model first"}
               @keydown=${s=>{s.key==="Enter"&&!s.shiftKey&&!s.isComposing&&this.send(s)}}></textarea>
             ${this.phase==="running"?c`<button type="button" class="stop" @click=${()=>this.tell({order:"stop"})}>Stop</button>`:c`<button type="submit" class="primary" ?disabled=${!t}>Send</button>`}
           </form>

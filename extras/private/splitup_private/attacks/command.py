@@ -85,5 +85,5 @@ def command(options: PrivacyOptions, *, output: JsonOutput) -> None:
     if output.as_json:
         output.print_json(make_file(splits))
     else:
-        output.out.print(render_splits(splits))
-        output.out.print(render_curves(splits))
+        output.out.print(render_splits(splits), soft_wrap=False)
+        output.out.print(render_curves(splits), soft_wrap=False)
