@@ -30,7 +30,7 @@ def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     file = read_gguf_parts(Path(source))
     if file.metadata.get("general.architecture") == encoder_file.FAMILY:
         return encoder_file.load_encoder_gguf(file, sizes)
-    return open_gguf(source, file, sizes).trace(sizes.chunk)
+    return open_gguf(source, file, sizes).trace(sizes)
 
 
 def open_gguf(source: str, file: GgufFile, sizes: Sizes) -> OpenDecoder:
