@@ -79,7 +79,9 @@ def make_cache(
     is_kept = b.add("CMPLT", "bool", place, start)
     is_kept = b.add("RESHAPE", "bool", is_kept, arg=(context, 1, 1))
     cache = b.store(dtype, b.add("WHERE", dtype, is_kept, kept, new))
-    double = b.add("MUL", dtype, fresh, b.const(dtype, "2" if dtype == "int8" else encode_float(2.0)))
+    double = b.add(
+        "MUL", dtype, fresh, b.const(dtype, "2" if dtype == "int8" else encode_float(2.0))
+    )
     return b.graph({"y": b.store(dtype, double)}, [cache])
 
 

@@ -163,7 +163,6 @@ class RowOperations:
         mixed = (spread * values).sum(3)
         return mark((mixed / total.unsqueeze(3)).reshape(rows, width), f"{label}: values")
 
-
     def _find_factors(self, steps: Tensor, slots: Tensor, count: int, label: str) -> Tensor:
         """Return the first ``count`` of the steps at each slot: [rows, count, positions].
 

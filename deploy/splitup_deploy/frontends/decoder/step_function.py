@@ -16,7 +16,7 @@ sees the same sequence.
 
 A value is written to memory only where a later kernel would otherwise compute it again; these are
 the places where the model can be cut. Arithmetic is float32; weights stay in their dtype, and the
-caches of a model whose numbers have two bytes have that dtype, too.
+caches of a model whose numbers have two bytes have that dtype, too, or eight bits by choice.
 """
 
 from __future__ import annotations
@@ -321,8 +321,8 @@ class Step(RowOperations):
     def find_steps(self, fresh: Tensor, label: str) -> Tensor | None:
         """Return by what new rows [rows, 2, kv_heads, size] are divided for a cache of int8.
 
-        [rows, n], of which the first 2 kv_heads are used; None for another cache. Most of a row's
-        numbers are then within ±127 of the largest one's steps.
+        [rows, n], of which the first 2 kv_heads are used; None for another cache. The quotients are
+        within ±127.
         """
         if self.cache_dtype != "int8":
             return None
