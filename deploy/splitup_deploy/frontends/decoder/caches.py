@@ -14,8 +14,9 @@ So a row's sums do not depend on how the steps were divided, nor on where in the
 (``docs/adr/0005-state-is-functional.md``).
 
 Rows have the dtype that ``choose_cache_dtype`` returns; or int8, by choice, with a second state of
-the float32 steps that each row's heads are multiples of (``Step.find_steps``). They are rounded before they are written,
-and what reads them computes in float32: so the step that writes a row sees what later ones see.
+the float32 steps that each row's heads are multiples of (``Step.find_steps``). They are rounded
+before they are written, and what reads them computes in float32: so the step that writes a row sees
+what later ones see.
 """
 
 from __future__ import annotations
