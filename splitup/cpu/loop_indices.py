@@ -17,6 +17,7 @@ _KINDS: Final[dict[DType, ProductKind]] = {
     dtypes.float32: "float32",
     dtypes.float16: "float16",
     dtypes.bfloat16: "bfloat16",
+    dtypes.int8: "int8",
 }
 
 

@@ -1,10 +1,10 @@
 """Machine code for matmuls on x86-64-v3, in which the order of every sum is fixed.
 
 A matmul is ``out[t, n] = sum over k of a[t, k] * b[n, k]`` for every entry of a table of offsets
-(one per head, for example); ``a`` and ``out`` are float32, ``b`` is float32, float16, bfloat16 or
-blocks that ``splitup.cpu.decoder_codegen`` decodes. The rows of a ``b`` of numbers may be **looked
-up**: an int32 array holds the number of the row of ``b`` for every n (style "dot") or k ("outer"),
-and there may be one such array per row.
+(one per head, for example); ``a`` and ``out`` are float32, ``b`` is float32, float16, bfloat16,
+int8 or blocks that ``splitup.cpu.decoder_codegen`` decodes. The rows of a ``b`` of numbers may be
+**looked up**: an int32 array holds the number of the row of ``b`` for every n (style "dot") or k
+("outer"), and there may be one such array per row.
 
 There are two styles:
 

@@ -4,8 +4,8 @@ tinygrad's assembler for x86-64 has scalar arithmetic only, and a language model
 nearly all its time in matmuls, which ``splitup.cpu.matmul_codegen`` computes with vectors. A kernel
 matches when it sums matmuls of two operands whose addresses are affine in its loops, one float32
 and the other float32, float16, bfloat16 or quantised (``splitup.cpu.decoder_match``); or rows that
-a LOOKUP chooses, as attention does from the KV cache. A kernel that does more with the sum (adds a
-residual, masks scores) is split first (``splitup.cpu.kernel_parts``).
+a LOOKUP chooses, as attention does from the KV cache, which may be int8, too. A kernel that does
+more with the sum (adds a residual, masks scores) is split first (``splitup.cpu.kernel_parts``).
 
 Whether and how a kernel matches must not depend on the number of rows of a step: a row has to give
 the same bits in a step of one row and of many. So the decision depends on b's sizes only.

@@ -19,9 +19,9 @@ ARGUMENTS: Final = (  # 64 bits each; the last five for rows that are looked up
 OFFSETS: Final = {name: 8 * place for place, name in enumerate(ARGUMENTS)}
 
 Bound = Literal["mask", "clamp"]
-ProductKind = Literal["float32", "float16", "bfloat16", "blocks"]
+ProductKind = Literal["float32", "float16", "bfloat16", "int8", "blocks"]
 LOADS: Final = ("byte", "bytes", "half", "word")
-ITEM_BYTES: Final[dict[ProductKind, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
+ITEM_BYTES: Final[dict[ProductKind, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)

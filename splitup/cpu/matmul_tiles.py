@@ -195,6 +195,9 @@ def _emit_widening(asm: Assembler, kind: ProductKind, register: int, source: Mem
         asm.load_vector(register, source)
     elif kind == "float16":
         asm.widen_half(register, source)
+    elif kind == "int8":
+        asm.widen_int8(register, source)
+        asm.convert_int32(register, register)
     else:
         asm.widen_uint16(register, source)
         asm.shift_left(register, register, 16)

@@ -22,6 +22,7 @@ _EXTREMES = (-(2**31), -1, 0, 0, 0, 1, 2, 3, 5, 2**31 - 1)
 _BITS = {  # NaN, -0, … (no signalling one of two bytes: casts give none, kernels make it quiet)
     "float32": np.array([0x7FC00001, 0xFF800001, 0x80000000, 1, 0xFF800000], np.uint32),
     "float16": np.array([0x7E01, 0xFE01, 0x8000, 1, 0xFC00], np.uint16),
+    "int8": np.array([0x80, 0x7F, 0xFF], np.uint8),
 }
 pytestmark = pytest.mark.skipif(not is_supported(), reason="needs x86-64 with AVX2, FMA and F16C")
 
@@ -78,7 +79,9 @@ def make_cache(
     is_kept = b.add("CMPLT", "bool", place, start)
     is_kept = b.add("RESHAPE", "bool", is_kept, arg=(context, 1, 1))
     cache = b.store(dtype, b.add("WHERE", dtype, is_kept, kept, new))
-    double = b.add("MUL", dtype, fresh, b.const(dtype, encode_float(2.0)))
+    double = b.add(
+        "MUL", dtype, fresh, b.const(dtype, "2" if dtype == "int8" else encode_float(2.0))
+    )
     return b.graph({"y": b.store(dtype, double)}, [cache])
 
 
@@ -115,7 +118,12 @@ def draw_step(
 
 @pytest.mark.parametrize(
     ("context", "most", "width", "largest", "dtype"),
-    [(9, 3, 8, -1, "float16"), (16, 1, 8, -1, "float32"), (5, 4, 36, 2, "float32")],
+    [
+        (9, 3, 8, -1, "float16"),
+        (16, 1, 8, -1, "float32"),
+        (5, 4, 36, 2, "float32"),
+        (9, 3, 16, -1, "int8"),
+    ],
 )
 def test_any_steps_give_the_states_of_whole_writes(
     context: int, most: int, width: int, largest: int, dtype: str

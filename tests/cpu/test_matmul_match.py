@@ -21,7 +21,7 @@ from tests.graph.graphs import Builder
 from tests.parameters import some_of
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="needs x86-64 with AVX2, FMA and F16C")
-KINDS: list[ProductKind] = ["float32", "float16", "bfloat16"]
+KINDS: list[ProductKind] = ["float32", "float16", "bfloat16", "int8"]
 
 
 def make_b(kind: ProductKind, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -33,6 +33,9 @@ def make_b(kind: ProductKind, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     if kind == "float16":
         half = values.astype(np.float16)
         return half, half.astype(np.float32)
+    if kind == "int8":
+        whole = values.round().astype(np.int8)
+        return whole, whole.astype(np.float32)
     upper = (values.view(np.uint32) >> 16).astype(np.uint16)
     return upper, (upper.astype(np.uint32) << 16).view(np.float32)
 
@@ -142,7 +145,7 @@ def look_up(
     out = np.full((rows, t, n), np.nan, np.float32)
     strides = (b.strides[0], 4, 4 * t * n, 4 * t * k, numbers.strides[0])
     lookup = LookupShape(bound, len(b) - 1, *strides)
-    kind = {4: "float32", 2: "float16"}[b.itemsize]
+    kind = b.dtype.name
     shape = MatmulShape(style, kind, k, 4, 4 * n, 4 * k, 4, 0, 0, lookup)  # type: ignore[arg-type]
     matmul = Matmul(shape, (0, 1, 2, 3), n, t, "", ((0, 0, 0),), rows)
     addresses = [array.ctypes.data for array in (out, a, b, numbers)]
@@ -152,11 +155,14 @@ def look_up(
 
 @pytest.mark.parametrize("style", ["dot", "outer"])
 @pytest.mark.parametrize("t", [1, 3])
-def test_rows_of_float16_looked_up_give_the_bits_of_the_same_numbers_in_float32(
-    style: str, t: int
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_rows_looked_up_give_the_bits_of_the_same_numbers_in_float32(
+    dtype: str, style: str, t: int
 ) -> None:
     random = np.random.default_rng(t)
     b = random.standard_normal((64, 24)).astype(np.float16)
+    if dtype == "int8":
+        b = random.integers(-128, 128, (64, 24), dtype=np.int8)
     numbers = random.integers(0, 64, (2, 13), dtype=np.int32)
     a = random.standard_normal((2, t, 24 if style == "dot" else 13), dtype=np.float32)
     given = look_up(style, a, b, numbers, "mask")

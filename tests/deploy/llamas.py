@@ -112,7 +112,8 @@ def compute_logits(
     """Return the logits after every token, float32 [len(tokens), vocab].
 
     ``seen[i, j]`` says whether token i attends to token j; by default, to all up to itself. Keys
-    and values are rounded to the dtype ``cache``. ``add_mlp`` returns what a layer adds in place of
+    and values are rounded to the dtype ``cache``, or with "8bit" to 255 steps of each row's largest
+    number. ``add_mlp`` returns what a layer adds in place of
     the Llama's own MLP.
 
     Plain numpy from the papers: RMSNorm (arXiv 1910.07467), rotary positions in the half-split
@@ -148,7 +149,7 @@ def compute_logits(
                 norm(part, f"{prefix}self_attn.{n}_norm.weight") for part, n in ((q, "q"), (k, "k"))
             )
         q, k = rotate(q), rotate(k)
-        k, v = (round_array(cache, part.astype(get_array_dtype(cache))) for part in (k, v))
+        k, v = (round_rows(part, cache) for part in (k, v))
         k, v = (np.repeat(part, heads // kv_heads, 1) for part in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(size) + future
         powers = np.exp(scores - scores.max(-1, keepdims=True))
@@ -163,6 +164,14 @@ def compute_logits(
     x = norm(x, "model.norm.weight")
     head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     return (x @ weights[head].T).astype(np.float32)
+
+
+def round_rows(rows: np.ndarray, cache: str) -> np.ndarray:
+    """Return keys or values [tokens, heads, size] as a cache holds them."""
+    if cache != "8bit":
+        return round_array(cache, rows.astype(get_array_dtype(cache)))
+    steps = np.maximum(np.abs(rows).max(-1, keepdims=True), 1e-30) / 127
+    return np.copysign(np.floor(np.abs(rows / steps) + 0.5), rows) * steps
 
 
 def compute_mlp(h: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:

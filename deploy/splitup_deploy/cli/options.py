@@ -151,6 +151,13 @@ class CutOptions:
             "function of token ids, 'chat' a text model that takes no chats."
         ),
     ] = None
+    cache: Annotated[
+        Literal["8bit"] | None,
+        typer.Option(
+            help="Keep attention's keys and values in eight bits each (default: as many as the "
+            "model's own numbers have): about half the memory of a long context."
+        ),
+    ] = None
     balance: Annotated[
         Literal["latency", "throughput"],
         typer.Option(

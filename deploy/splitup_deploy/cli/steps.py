@@ -47,6 +47,7 @@ def compile_model(
         cut.vision,
         cut.images,
         cut.without,
+        cut.cache,
     )
     cutting = partial(
         build, model, balance=cut.balance, max_tasks=cut.max_tasks, private=cut.private

@@ -246,9 +246,17 @@ def _form_atoms(
 
 
 def _find_glued(graph: Graph, regions: Sequence[Region]) -> frozenset[int]:
-    """Return the positions between regions where a cut would separate two users of one state."""
+    """Return the positions between regions where a cut would separate two users of one state.
+
+    Or a state from the int8 that are written to it: integers that tasks send each other have to be
+    equal (``splitup.graph.compare``), and what two devices round need not be.
+    """
     place = {region.root: position for position, region in enumerate(regions)}
-    users: dict[int, list[int]] = {u.state: [place[u.node]] for u in graph.updates}
+    users: dict[int, list[int]] = {}
+    for update in graph.updates:
+        written = regions[place[update.node]]
+        rounded = [place[root] for root in written.reads if graph.nodes[root].dtype == "int8"]
+        users[update.state] = [place[update.node], *rounded]
     for position, region in enumerate(regions):
         for index in region.nodes:
             node = graph.nodes[index]

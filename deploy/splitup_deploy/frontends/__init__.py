@@ -46,7 +46,7 @@ class FrontEnd:
         return model
 
 
-_TEXT: Final = ("context", "chunk", "without")
+_TEXT: Final = ("context", "chunk", "without", "cache")
 _IMAGES: Final = (*_TEXT, "vision", "images")
 FRONT_ENDS: Final = (
     FrontEnd(is_without_weights, ("huggingface.config_only", "load_shapes"), _IMAGES),
@@ -89,7 +89,10 @@ def trace_model(source: str, sizes: Sizes | None = None) -> SourceModel:
                 is_given = getattr(sizes, name) != getattr(Sizes(), name)
                 if is_given and name not in front_end.takes:
                     raise InvalidModel(f"'{source}' {refusal.format(*sizes.dims)}")
-            return front_end.load(source, sizes)
+            model = front_end.load(source, sizes)
+            if sizes.cache and not any(one.dtype == "int8" for one in model.traced.graph.states):
+                raise InvalidModel(f"'{source}' keeps no keys and values: leave out the cache")
+            return model
     path = Path(source)
     if path.is_file() and path.suffix in WEIGHT_SUFFIXES:
         raise InvalidModel(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from splitup.graph.manifest import ChatInfo, DiffusionInfo, ImageInfo, ModelKind
+from splitup_deploy.frontends.decoder.row_operations import CacheKind
 from splitup_deploy.frontends.tracing import TracedModel
 
 
@@ -20,7 +21,8 @@ class Sizes:
     that is merged into a Hugging Face directory's weights. ``vision``: compile the tower for images
     of a model for images and text, not the one for text. ``images``: the text model takes images,
     of which the model with this id makes rows. ``without``: go on without the tokenizer, as a
-    function of token ids, or without the chat template.
+    function of token ids, or without the chat template. ``cache``: the numbers in which keys and
+    values are kept.
     """
 
     context: int | None = None
@@ -30,6 +32,7 @@ class Sizes:
     vision: bool = False
     images: str | None = None
     without: Literal["text", "chat"] | None = None
+    cache: CacheKind | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,21 @@ Rows of a ring are read in the order of positions, from the first one on that th
 So a row's sums do not depend on how the steps were divided, nor on where in the ring the rows stand
 (``docs/adr/0005-state-is-functional.md``).
 
-Rows have the dtype that ``choose_cache_dtype`` returns. They are rounded before they are written,
-and what reads them computes in float32: so the step that writes a row sees what later ones see.
+Rows have the dtype that ``choose_cache_dtype`` returns; or int8, by choice, with a second state of
+the float32 steps that each row's heads are multiples of (``Step.find_steps``). They are rounded
+before they are written, and what reads them computes in float32: so the step that writes a row sees
+what later ones see.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Final, Protocol
 
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import UOp
 
+from splitup.backend.tinygrad_types import get_dtype_name
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.tracing import Tracer
@@ -123,7 +127,6 @@ class CacheStep(Protocol):
     tracer: Tracer
     layout: Layout
     rows: UOp | int
-    cache_dtype: str
 
 
 class Cache(Protocol):
@@ -131,8 +134,11 @@ class Cache(Protocol):
 
     updates: dict[str, Tensor]
 
-    def write(self, fresh: Tensor) -> Tensor:
-        """Return the cache: kept rows, new rows [rows, *shape of one], zeros elsewhere."""
+    def write(self, fresh: Tensor, part: str = "kv") -> Tensor:
+        """Return a part of the cache: kept rows, new rows [rows, *shape of one], zeros elsewhere.
+
+        Its state has the new rows' dtype.
+        """
         ...
 
     def find_slots(self) -> Tensor:
@@ -156,14 +162,15 @@ class FullCache:
         self._step, self._layer = step, layer
         self.updates: dict[str, Tensor] = {}
 
-    def write(self, fresh: Tensor) -> Tensor:
-        """Return the cache."""
+    def write(self, fresh: Tensor, part: str = "kv") -> Tensor:
+        """Return a part of the cache."""
         step, context = self._step, self._step.config.context
-        old = _open_state(step, self._layer, context, fresh)
+        name = f"layers.{self._layer}.{part}"
+        old = _open_state(step, name, context, fresh)
         place, start = step.tracer.iota(context), step.layout.get_start(context)
         kept = step.tracer.lookup(old, place + step.layout.find_shifts(place, context))
         new = step.tracer.lookup(fresh, place - start)
-        return _choose_rows(self, step, self._layer, place < start, kept, new)
+        return _choose_rows(self, step, name, place < start, kept, new)
 
     def find_slots(self) -> Tensor:
         """Return the cache rows that each row sees: int32 [rows, context]."""
@@ -198,19 +205,26 @@ class Ring:
         # the last position before the end that stands in row 0
         self._turn = self._mark(end - end % size, "turn of the ring")
 
-    def write(self, fresh: Tensor) -> Tensor:
-        """Return the cache; rows that were overwritten become zeros."""
-        step, size, lookup = self._step, self._size, self._step.tracer.lookup
-        old = _open_state(step, self._layer, size, fresh)
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """Say where each row's contents stand in the old cache, and in the new rows."""
+        step, size = self._step, self._size
         row, end = step.tracer.iota(size), self._start + step.layout.chunk
         place = row + self._turn
         place = (place < end).where(place, place - size)
         source = row + step.layout.find_shifts(place, step.config.context)
         source = (source < size).where(source, source - size)
         source = self._mark((place < self._first).where(-1, source), "rows kept")
-        ahead = self._mark(place - self._start, "new rows by cache row")
+        return source, self._mark(place - self._start, "new rows by cache row")
+
+    def write(self, fresh: Tensor, part: str = "kv") -> Tensor:
+        """Return a part of the cache; rows that were overwritten become zeros."""
+        step, lookup = self._step, self._step.tracer.lookup
+        name = f"layers.{self._layer}.{part}"
+        old = _open_state(step, name, self._size, fresh)
+        source, ahead = self._places
         kept, new = lookup(old, source), lookup(fresh, ahead)
-        return _choose_rows(self, step, self._layer, ahead < 0, kept, new)
+        return _choose_rows(self, step, name, ahead < 0, kept, new)
 
     def find_slots(self) -> Tensor:
         """Return the cache rows that each row sees, in the order of positions.
@@ -249,15 +263,17 @@ def _is_aligned(place: Tensor, position: Tensor, window: int) -> Tensor:
     return place >= position - position % window
 
 
-def _open_state(step: CacheStep, layer: int, rows: int, fresh: Tensor) -> Tensor:
+def _open_state(step: CacheStep, name: str, rows: int, fresh: Tensor) -> Tensor:
     row = tuple(int(size) for size in fresh.shape[1:])
-    return step.tracer.state(TensorSpec(f"layers.{layer}.kv", step.cache_dtype, (rows, *row)))
+    return step.tracer.state(TensorSpec(name, get_dtype_name(fresh.dtype), (rows, *row)))
 
 
 def _choose_rows(
-    cache: Cache, step: CacheStep, layer: int, is_kept: Tensor, kept: Tensor, new: Tensor
+    cache: Cache, step: CacheStep, name: str, is_kept: Tensor, kept: Tensor, new: Tensor
 ) -> Tensor:
     is_kept = is_kept.reshape(is_kept.shape[0], *(1,) * (kept.ndim - 1))
-    rows = step.tracer.mark(is_kept.where(kept, new), f"block {layer} attention: KV cache")
-    cache.updates[f"layers.{layer}.kv"] = rows
+    _, layer, part = name.split(".")
+    label = "KV cache" if part == "kv" else f"KV cache's {part}"
+    rows = step.tracer.mark(is_kept.where(kept, new), f"block {layer} attention: {label}")
+    cache.updates[name] = rows
     return rows

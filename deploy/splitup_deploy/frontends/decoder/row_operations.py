@@ -21,6 +21,7 @@ from splitup_deploy.frontends.tracing import Tracer
 from splitup_deploy.frontends.weight_sources import WeightSource
 
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
+CacheKind = Literal["8bit"]  # int8 with a float32 step for each row and head
 MASKED = -1e30  # finite, so that a row without visible keys gives no NaN
 
 
@@ -110,12 +111,15 @@ class RowOperations:
         cap: float | None = None,
         bias: Tensor | None = None,
         sinks: Tensor | None = None,
+        steps: Tensor | None = None,
     ) -> Tensor:
         """Return the attention of query [rows, kv_heads, groups, 1, size]: [rows, heads * size].
 
         Keys and values are [places, kv_heads, size]. ``slots`` [rows, positions] says where the key
         of each position is, negative where a row sees none. ``bias`` is added to the scores
         [rows, kv_heads, groups, positions]. ``sinks`` [heads] are scores without a value.
+        ``steps`` [places, n] are what int8 keys, then values, of each head are multiples of: they
+        multiply scores and softmax, so that a sum is of products with whole numbers.
         """
         rows, mark = self.rows, self.tracer.mark
         groups, positions = int(query.shape[2]), int(slots.shape[1])
@@ -131,6 +135,13 @@ class RowOperations:
             for table in (keys, values)
         )  # [rows, kv_heads, groups, positions, size]
         scores = (query * keys).sum(4) * scale
+        if steps is not None:
+            factors = self._find_factors(steps, slots, 2 * int(query.shape[1]), label)
+            key_steps, value_steps = (
+                factors[:, first : first + int(query.shape[1])].unsqueeze(2)
+                for first in (0, int(query.shape[1]))
+            )
+            scores = scores * key_steps
         if cap is not None:
             scores = soft_cap(scores, cap)
         if bias is not None:
@@ -146,9 +157,31 @@ class RowOperations:
         if sinks is not None:
             total = total + (sinks - top).exp().squeeze(3)
         total = mark(total, f"{label}: softmax sum")
+        if steps is not None:
+            powers = mark(powers * value_steps, f"{label}: softmax by values' steps")
         spread = powers.reshape(rows, *powers.shape[1:3], positions, 1)
         mixed = (spread * values).sum(3)
         return mark((mixed / total.unsqueeze(3)).reshape(rows, width), f"{label}: values")
+
+    def _find_factors(self, steps: Tensor, slots: Tensor, count: int, label: str) -> Tensor:
+        """Return the first ``count`` of the steps at each slot: [rows, count, positions].
+
+        They are looked up as products with the unit vectors, for which CPUs have vector code.
+        """
+        rows, positions, width = self.rows, int(slots.shape[1]), int(steps.shape[1])
+        number = self.tracer.iota(count).reshape(count, 1)
+        unit = (number == self.tracer.iota(width).reshape(1, width)).where(1.0, 0.0)
+        unit = self.tracer.mark(unit.cast(dtypes.float32), f"{label}: unit vectors")
+        index = bound_slots(slots, int(steps.shape[0])).reshape(rows, 1, positions)
+        found = self.tracer.lookup(steps, index.expand(rows, count, positions))
+        product = found * unit.reshape(1, count, 1, width)
+        return self.tracer.mark(product.sum(3), f"{label}: steps seen")
+
+
+def pad_steps(steps: Tensor) -> Tensor:
+    """Return [rows, n] with zeros to a multiple of eight, which is what vectors are written by."""
+    rest = -int(steps.shape[1]) % 8
+    return steps.pad(((0, 0), (0, rest))) if rest else steps
 
 
 def rotate_heads(heads: Tensor, count: int, angles: Tensor, *, neighbours: bool = False) -> Tensor:

@@ -16,7 +16,7 @@ sees the same sequence.
 
 A value is written to memory only where a later kernel would otherwise compute it again; these are
 the places where the model can be cut. Arithmetic is float32; weights stay in their dtype, and the
-caches of a model whose numbers have two bytes have that dtype, too.
+caches of a model whose numbers have two bytes have that dtype, too, or eight bits by choice.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ from splitup_deploy.frontends.decoder.decoder_config import (
 from splitup_deploy.frontends.decoder.repeated_layers import RepeatedLayers
 from splitup_deploy.frontends.decoder.rotary import GrowthTable, RopeTable
 from splitup_deploy.frontends.decoder.row_operations import (
+    CacheKind,
     RowOperations,
     Weights,
     compute_activation,
     compute_sigmoid,
+    pad_steps,
     rotate_heads,
     soft_cap,
 )
@@ -50,6 +52,7 @@ from splitup_deploy.frontends.tracing import TracedModel, Tracer, tracing
 from splitup_deploy.frontends.weight_sources import WeightSource, select_matrix
 
 CHUNK = 64  # default of the largest number of rows of one step
+_LEAST = 1e-30  # a largest number that is not zero, so that a row of zeros can be divided by it
 
 
 # Computes a block's MLP from the step, the normalised rows [rows, hidden], the rows before their
@@ -90,13 +93,18 @@ def trace_decoder(
     chunk: int | None = None,
     feed_forward: FeedForward | None = None,
     mixer: Mixer | None = None,
+    cache: CacheKind | None = None,
 ) -> TracedModel:
     """Trace a step of up to ``chunk`` rows: tokens, layout, outputs -> logits [R, vocab].
 
-    ``feed_forward`` replaces the dense MLP, ``mixer`` replaces attention. Raises what
-    ``choose_chunk`` raises.
+    ``feed_forward`` replaces the dense MLP, ``mixer`` replaces attention; ``cache`` chooses other
+    numbers for caches. Raises what ``choose_chunk`` raises, and InvalidModel for a model without
+    such caches.
     """
     chunk = choose_chunk(config, chunk)
+    if cache is not None and (config.latent is not None or config.borrowed is not None):
+        what = "compressed rows" if config.borrowed is None else "layers that read others' caches"
+        raise InvalidModel(f"--cache {cache} is not there for a model with {what}: leave it out")
     with tracing():
         tracer = Tracer()
         rows = tracer.symbol("T", chunk) if chunk > 1 else 1
@@ -109,7 +117,7 @@ def trace_decoder(
         step = Step(config, layers.weights, tracer, Layout(tracer, layout, rows, chunk), rows)
         step.tokens = tokens
         table = weights.get("model.embed_tokens.weight", config.vocab, config.hidden)
-        step.cache_dtype = choose_cache_dtype(table)
+        step.cache_dtype = "int8" if cache == "8bit" else choose_cache_dtype(table)
         x = step.select(tokens, config.vocab, step.tensor(table))
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale
@@ -285,20 +293,22 @@ class Step(RowOperations):
         if c.late_qk_norm and is_turned:
             qk = mark(self.normalise(qk, Tensor(1.0)), f"{label}: q, k norm")
         if borrows:  # what they keep is the same, but a task cannot read another's state
-            fresh = self._lent[c.is_local(layer)]
+            fresh, steps = self._lent[c.is_local(layer)], None
         else:
             values = qkv[:, heads - kv_heads :]
             if c.value_norm:
                 values = mark(self.normalise(values, Tensor(1.0)), f"{label}: v norm")
             fresh = Tensor.stack(qk[:, c.heads :], values, dim=1)
-            fresh = self.round_for_cache(fresh, f"{label}: k, v")
+            steps = self.find_steps(fresh, f"{label}: steps of k, v")
+            fresh = self.round_for_cache(fresh, f"{label}: k, v", steps)
         if c.borrowed is not None and layer in c.borrowed.lenders:
             self._lent[c.is_local(layer)] = fresh
         cache = open_cache(self, layer)
         held = cache.write(fresh)
+        factors = None if steps is None else cache.write(steps, "steps")
         query = self.grow(qk[:, : c.heads], layer, label)
         query = query.reshape(rows, kv_heads, groups, 1, size)
-        mixed = self.read_cache(layer, cache, query, held[:, 0], held[:, 1])
+        mixed = self.read_cache(layer, cache, query, held[:, 0], held[:, 1], factors)
         if gates:
             mixed = mark(
                 mixed * compute_sigmoid(gate.reshape(rows, width)), f"{label}: gated values"
@@ -308,17 +318,42 @@ class Step(RowOperations):
         x = self.add(x, branch, f"{prefix}.post_attention_layernorm.weight", label)
         return x, cache.updates
 
-    def round_for_cache(self, fresh: Tensor, label: str) -> Tensor:
-        """Return new rows in the cache's dtype, in memory: it is written in vectors then."""
+    def find_steps(self, fresh: Tensor, label: str) -> Tensor | None:
+        """Return by what new rows [rows, 2, kv_heads, size] are divided for a cache of int8.
+
+        [rows, n], of which the first 2 kv_heads are used; None for another cache. The quotients are
+        within ±127.
+        """
+        if self.cache_dtype != "int8":
+            return None
+        largest = fresh.maximum(-fresh).max(3).reshape(self.rows, 2 * int(fresh.shape[2]))
+        steps = largest.maximum(_LEAST) * (1.0 / 127.0)
+        return self.tracer.mark(pad_steps(steps), label)
+
+    def round_for_cache(self, fresh: Tensor, label: str, steps: Tensor | None = None) -> Tensor:
+        """Return new rows in the cache's dtype, in memory: it is written in vectors then.
+
+        They are divided by ``steps`` before.
+        """
+        if steps is not None:
+            shape = (self.rows, 2, int(fresh.shape[2]), 1)
+            fresh = fresh / steps[:, : 2 * shape[2]].reshape(shape)
+            fresh = fresh + (fresh < 0.0).where(-0.5, 0.5)  # a cast rounds towards 0
         return self.tracer.mark(fresh.cast(getattr(dtypes, self.cache_dtype)), label)
 
     def read_cache(
-        self, layer: int, cache: Cache, query: Tensor, keys: Tensor, values: Tensor
+        self,
+        layer: int,
+        cache: Cache,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        steps: Tensor | None = None,
     ) -> Tensor:
         """Return the attention of query [rows, kv_heads, groups, 1, size] over a layer's cache.
 
         Keys and values are [cache rows, kv_heads, size]; the result is [rows, heads * size of a
-        value].
+        value]. ``steps`` [cache rows, n] are those of ``find_steps``.
         """
         c, label = self.config, f"block {layer} attention"
         slots = self.tracer.mark(cache.find_slots(), f"{label}: cache rows seen")
@@ -327,7 +362,7 @@ class Step(RowOperations):
         if c.sinks:
             sinks = self.tensor(self.weights.get(f"model.layers.{layer}.self_attn.sinks", c.heads))
         return self.attend_rows(
-            query, keys, values, slots, scale, label, cap=c.attention_cap, sinks=sinks
+            query, keys, values, slots, scale, label, cap=c.attention_cap, sinks=sinks, steps=steps
         )
 
     def mlp(self, x: Tensor, layer: int, feed_forward: FeedForward, before: Tensor) -> Tensor:

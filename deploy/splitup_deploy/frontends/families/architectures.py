@@ -12,7 +12,7 @@ from splitup_deploy.frontends.chat import offer_way_out
 from splitup_deploy.frontends.decoder.caches import count_steps_back
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.expert_layers import compute_feed_forward
-from splitup_deploy.frontends.decoder.row_operations import Weights
+from splitup_deploy.frontends.decoder.row_operations import CacheKind, Weights
 from splitup_deploy.frontends.decoder.state_spaces import mix
 from splitup_deploy.frontends.decoder.step_function import choose_chunk, trace_decoder
 from splitup_deploy.frontends.families import (
@@ -86,9 +86,9 @@ class OpenDecoder:
         """Return what to say of weights that were left out; raise InvalidModel for unknown ones."""
         return self.weights.check_all_read(self.left_out)
 
-    def trace(self, chunk: int | None) -> SourceModel:
+    def trace(self, sizes: Sizes) -> SourceModel:
         """Trace a step; raises InvalidModel for what is not supported."""
-        traced = trace_language_model(self.config, self.weights, chunk)
+        traced = trace_language_model(self.config, self.weights, sizes.chunk, sizes.cache)
         traced = replace(traced, notes=(*traced.notes, *self.check_all_read(), *self.notes))
         kind: ModelKind = "function" if self.text is None else "text-generation"
         return SourceModel(kind, traced, self.text)
@@ -125,9 +125,12 @@ def read_text(
 
 
 def trace_language_model(
-    config: DecoderConfig, weights: Weights, chunk: int | None = None
+    config: DecoderConfig,
+    weights: Weights,
+    chunk: int | None = None,
+    cache: CacheKind | None = None,
 ) -> TracedModel:
     """Trace a step of a decoder with the parts that its configuration asks for (``decoder``)."""
-    traced = trace_decoder(config, weights, chunk, compute_feed_forward, mix)
+    traced = trace_decoder(config, weights, chunk, compute_feed_forward, mix, cache)
     notes = (config.rope.note,) if config.rope.note else ()
     return replace(traced, notes=(*traced.notes, *notes))

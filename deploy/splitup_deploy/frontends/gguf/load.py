@@ -31,7 +31,7 @@ def load_gguf(source: str, sizes: Sizes) -> SourceModel:
     family = file.metadata.get("general.architecture")
     if family in encoder_file.FAMILIES:
         return encoder_file.load_encoder_gguf(file, family, sizes)
-    return open_gguf(source, file, sizes).trace(sizes.chunk)
+    return open_gguf(source, file, sizes).trace(sizes)
 
 
 def open_gguf(source: str, file: GgufFile, sizes: Sizes) -> OpenDecoder:

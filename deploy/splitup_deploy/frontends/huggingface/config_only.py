@@ -30,7 +30,7 @@ def load_shapes(source: str, sizes: Sizes) -> SourceModel:
         return load_encoder_shapes(whole, *found, sizes, ShapeWeights(whole))
     table, config, quantisation = read_decoder(whole, sizes)
     weights = ShapeWeights(table, quantisation)
-    traced = trace_language_model(config, weights, sizes.chunk)
+    traced = trace_language_model(config, weights, sizes.chunk, sizes.cache)
     return SourceModel("text-generation", traced, None)
 
 

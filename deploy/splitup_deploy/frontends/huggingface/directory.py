@@ -51,7 +51,7 @@ def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
         if sizes.without is not None:
             raise InvalidModel(f"'{source}' is an encoder, which takes texts: leave out --without")
         return load_encoder(directory, whole, *found, sizes)
-    return open_decoder(directory, sizes).trace(sizes.chunk)
+    return open_decoder(directory, sizes).trace(sizes)
 
 
 def load_vision_tower(whole: dict[str, Any], sizes: Sizes, weights: Weights) -> SourceModel:
