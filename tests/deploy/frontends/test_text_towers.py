@@ -189,7 +189,7 @@ def test_the_command_lists_every_family() -> None:
     assert rows["MixtralForCausalLM"] == {"gguf": ["llama"], **use}
     assert rows["XLMRobertaForSequenceClassification"]["use"] == "text-ranking"
     files = {name for row in rows.values() for name in row["gguf"]}
-    assert files == FAMILIES.keys() | {"bert"}
+    assert files == FAMILIES.keys() | {"bert", "modern-bert"}
     head, *text = CliRunner().invoke(app, ["families"], env={"COLUMNS": "40"}).stdout.splitlines()
     assert head.split() == ["architecture", "tested", "with"]
     assert [line.split()[0] for line in text] == list(rows)

@@ -63,9 +63,9 @@ class SparseCache:
         self._label = f"block {layer} indexer"
         self.updates = cache.updates
 
-    def write(self, fresh: Tensor) -> Tensor:
-        """Return the cache, as without an indexer."""
-        return self._cache.write(fresh)
+    def write(self, fresh: Tensor, part: str = "kv") -> Tensor:
+        """Return a part of the cache, as without an indexer."""
+        return self._cache.write(fresh, part)
 
     def find_slots(self) -> Tensor:
         """Return the cache rows that each row sees: int32 [rows, positions]."""
