@@ -216,7 +216,9 @@ async def generate_text(
             async with charge.borrow(pool, options.cache_key, most) as lease:
                 cost = report.cost_micro_usdc
                 report.begin(lease.session)
-                found = _generate(lease, model, options, report, speculate, images)
+                found = _generate(
+                    lease, model, options, report, charge.principal, speculate, images
+                )
                 try:
                     async with contextlib.aclosing(found):
                         async for piece in found:
@@ -252,13 +254,15 @@ async def _generate(
     model: TextModel,
     options: GenerationOptions,
     report: Report,
+    principal: str,
     speculate: Speculate | None,
     images: PlaceImages | None,
 ) -> AsyncGenerator[Piece, None]:
     sampler: Sampler | AdjustedSampler = options.sampler
     choices: list[Choice] = []
-    allowed = None if options.grammar is None else await model.grammars.open(options.grammar)
-    if allowed is not None:
+    allowed = None
+    if options.grammar is not None:
+        allowed = await model.grammars.open(options.grammar, principal)
         for told in options.told:
             allowed.accept(told)
     if allowed is not None or not options.adjustments.is_empty:

@@ -59,7 +59,7 @@ async def prepare(
         field, grammar = "tools", constrained
     if grammar is not None and marks is not None:
         grammar = marks.allow(grammar)
-    await _check_grammar(model, grammar, field)
+    await _check_grammar(model, grammar, field, principal)
     with name_field("messages"):
         places = find_images(tokens, model.info.images, len(images))
     marked = mark_images(tokens, places, images) if images else ()
@@ -106,7 +106,7 @@ async def _prepare_completion(
     if len(asked.prompts) * asked.choices > MAX_CHOICES:
         raise ApiError(f"a request has at most {MAX_CHOICES} choices", param="n")
     grammar = asked.grammar
-    await _check_grammar(model, grammar, "response_format")
+    await _check_grammar(model, grammar, "response_format", principal)
     adjustments = asked.make_adjustments(asked.logprobs)
     _check_order(model, adjustments)
     texts = []
@@ -120,7 +120,9 @@ async def _prepare_completion(
     return Prepared(tuple(texts))
 
 
-async def _check_grammar(model: TextModel, grammar: Grammar | None, field: str) -> None:
+async def _check_grammar(
+    model: TextModel, grammar: Grammar | None, field: str, principal: str
+) -> None:
     if grammar is None:
         return
     if model.info.diffusion is not None:
@@ -130,7 +132,7 @@ async def _check_grammar(model: TextModel, grammar: Grammar | None, field: str) 
             param=field,
         )
     with name_field(field, lead=f"'{field}' cannot be followed: "):
-        await model.grammars.open(grammar)
+        await model.grammars.open(grammar, principal)
 
 
 def _check_order(model: TextModel, adjustments: Adjustments) -> None:
