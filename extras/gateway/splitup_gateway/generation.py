@@ -157,6 +157,15 @@ class Piece:
         return cls(Token(token, text), choice, dict(names))
 
 
+def check_options(model: TextModel, options: GenerationOptions) -> None:
+    """Raise InvalidInput for stop strings or biases that a text cannot have.
+
+    What fails later has opened an execution, which its key does not pay.
+    """
+    StopFilter(options.stop)
+    AdjustedSampler(options.sampler, options.adjustments, model.info.vocab)
+
+
 def count_steps(model: TextModel, options: GenerationOptions) -> int:
     """Return the most steps that a text may take, when nothing of its prompt is cached."""
     if len(options.told) >= options.max_tokens:

@@ -24,6 +24,7 @@ from splitup_gateway.errors import ApiError, name_field
 from splitup_gateway.generation import (
     DEFAULT_CHAT_TOKENS,
     GenerationOptions,
+    check_options,
     check_room,
     count_steps,
 )
@@ -50,9 +51,19 @@ class Prepared:
 async def prepare(
     model: TextModel, asked: ChatRequest | CompletionRequest, principal: str = ""
 ) -> Prepared:
-    """Return what a request of ``principal`` asks for; raise ApiError that names a bad field."""
+    """Return what a request of ``principal`` asks for; raise ApiError that names a bad field.
+
+    Raises InvalidInput, too.
+    """
     if isinstance(asked, CompletionRequest):
-        return await _prepare_completion(model, asked, principal)
+        prepared = await _prepare_completion(model, asked, principal)
+    else:
+        prepared = await _prepare_chat(model, asked, principal)
+    check_options(model, prepared.texts[0])  # which all have
+    return prepared
+
+
+async def _prepare_chat(model: TextModel, asked: ChatRequest, principal: str) -> Prepared:
     tokens, toolbox, marks = await _read_conversation(model, asked, principal)
     images, field, grammar = asked.list_images(), asked.format_field, asked.grammar
     if toolbox is not None and (constrained := toolbox.make_grammar(grammar)) is not None:

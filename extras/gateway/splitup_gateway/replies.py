@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from splitup.client.text.generation import TextModel
+from splitup.core.places import FairLock
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import ApiKey, get_principal
 from splitup_gateway.apis.answers import AnswerChoice, AnswerForm, CompletionForm
@@ -17,8 +18,8 @@ from splitup_gateway.apis.encoding import (
     EncodingRequest,
     RerankRequest,
     encode,
-    make_answer,
     prepare_texts,
+    write_answer,
 )
 from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.apis.message_answers import MessagesForm
@@ -101,6 +102,7 @@ class Replies:
         self._access = access
         self._models = models
         self._quotes = quotes
+        self._turns = FairLock()  # at writing long answers
 
     def list_by_path(self) -> dict[str, Reply]:
         """Return what answers by streams, by path."""
@@ -130,7 +132,9 @@ class Replies:
                 rows = await encode(served.pool, model, prepared, report, charge)
             finally:
                 charge.used = report.cost_micro_usdc
-        await answer(asking.stream, make_answer(model, asked, rows, report), [report])
+        async with self._turns.hold(asking.principal):
+            body = await write_answer(model, asked, rows, report)
+        await answer(asking.stream, body, [report])
 
     async def _answer(
         self,
