@@ -40,6 +40,15 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "links of an adapter's folder",
+        "deploy/splitup_deploy/frontends/huggingface/checkpoint.py",
+        "validate_safetensors(check_own(path)).items()",
+        "validate_safetensors(path).items()",
+        "tests/deploy/frontends/test_lora.py::"
+        "test_s109_an_adapters_folder_leads_to_no_other_adapter[adapter_model.safetensors]",
+        is_quick=False,
+    ),
+    Mutant(
         "length of a token's text",
         "splitup/client/text/tokenizer.py",
         "if len(text) > tuning.TOKEN_CHARS * len(tokens):",
