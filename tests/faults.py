@@ -186,6 +186,7 @@ ROWS: Final = {
     "S107": "executions between a client and its own node, for which nodes load its models first",
     "S108": "registered models without manifests, which members ask all gateways for again and again",
     "S109": "a downloaded adapter that leads to another one, to have that merged and published",
+    "S110": "a link in the current folder, through which a command writes elsewhere",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d{2,3}_)+\w*)\(", re.MULTILINE)

@@ -49,6 +49,23 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "links in the current folder",
+        "splitup/demo/models.py",
+        "shutil.copytree(find_example(), Path(folder) / path.name).replace(path)",
+        "shutil.copytree(\n"
+        '                    find_example(), path.with_name(f"{path.name}.part"), dirs_exist_ok=True\n'
+        "                ).replace(path)",
+        "tests/demo/test_models.py::"
+        "test_s110_a_link_in_the_folder_leads_the_example_nowhere_else",
+    ),
+    Mutant(
+        "links of a part of a file",
+        "deploy/splitup_deploy/showing/progress.py",
+        '"wb" if is_device else "xb"',
+        '"wb"',
+        "tests/deploy/showing/test_progress.py::test_s110_a_part_of_a_file_follows_no_link",
+    ),
+    Mutant(
         "length of a token's text",
         "splitup/client/text/tokenizer.py",
         "if len(text) > tuning.TOKEN_CHARS * len(tokens):",
