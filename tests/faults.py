@@ -184,9 +184,10 @@ ROWS: Final = {
     "S105": "a request for thousands of embeddings, for whose answer all others wait",
     "S106": "requests that cannot be answered, for which a server opens executions",
     "S107": "executions between a client and its own node, for which nodes load its models first",
-    "S108": "registered models without manifests, which members ask all gateways for again and again",
+    "S108": "registered models without manifests, which members ask gateways for again and again",
     "S109": "a downloaded adapter that leads to another one, to have that merged and published",
     "S110": "a link in the current folder, through which a command writes elsewhere",
+    "S111": "an API key's large bodies, for whose parsing all other requests wait",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d{2,3}_)+\w*)\(", re.MULTILINE)

@@ -387,4 +387,13 @@ MUTANTS: Final = (
         "test_s106_what_cannot_be_answered_opens_no_execution",
         is_quick=False,
     ),
+    Mutant(
+        "time of large bodies",
+        "extras/gateway/splitup_gateway/access.py",
+        "                await asyncio.sleep(theirs.rests_until - self.clock())\n",
+        "",
+        "extras/gateway/gateway_tests/serve/test_hostile_clients.py::"
+        "test_s111_who_sends_much_to_parse_is_waited_for_by_nobody_else",
+        is_quick=False,
+    ),
 )

@@ -52,11 +52,9 @@ MUTANTS: Final = (
         "links in the current folder",
         "splitup/demo/models.py",
         "shutil.copytree(find_example(), Path(folder) / path.name).replace(path)",
-        "shutil.copytree(\n"
-        '                    find_example(), path.with_name(f"{path.name}.part"), dirs_exist_ok=True\n'
-        "                ).replace(path)",
-        "tests/demo/test_models.py::"
-        "test_s110_a_link_in_the_folder_leads_the_example_nowhere_else",
+        "shutil.copytree(find_example(), f'{path}.part', dirs_exist_ok=True)\n"
+        "                Path(f'{path}.part').replace(path)",
+        "tests/demo/test_models.py::test_s110_a_link_in_the_folder_leads_the_example_nowhere_else",
     ),
     Mutant(
         "links of a part of a file",

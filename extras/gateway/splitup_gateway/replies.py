@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from splitup.client.text.generation import TextModel
 from splitup.core.places import FairLock
@@ -25,7 +24,7 @@ from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.apis.message_answers import MessagesForm
 from splitup_gateway.apis.messages import MESSAGES, MessagesRequest
 from splitup_gateway.apis.ollama import GenerateRequest, OllamaChatRequest, OllamaForm
-from splitup_gateway.apis.requests import ChatRequest, CompletionRequest, parse_request
+from splitup_gateway.apis.requests import ChatRequest, CompletionRequest
 from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.apis.responses import ResponseForm
 from splitup_gateway.apis.streams import (
@@ -47,7 +46,7 @@ from splitup_gateway.served_models import ServedModel, ServedModels
 from splitup_gateway.streaming.kept_streams import RESTARTED
 from splitup_gateway.streaming.stream import Stream
 
-Reply = Callable[["Asking", object], Awaitable[None]]  # to a body, into a stream
+Reply = Callable[["Asking", Any], Awaitable[None]]  # to a request of one kind, into a stream
 TextRequest = (
     CompletionRequest
     | ChatRequest
@@ -104,22 +103,18 @@ class Replies:
         self._quotes = quotes
         self._turns = FairLock()  # at writing long answers
 
-    def list_by_path(self) -> dict[str, Reply]:
-        """Return what answers by streams, by path."""
-        return {
-            **{path: partial(self._write, kind) for path, kind in TEXTS.items()},
-            **{path: partial(self._encode, kind) for path, kind in ENCODINGS.items()},
-        }
+    def list_by_path(self) -> dict[str, tuple[type[RequestFields], Reply]]:
+        """Return what answers by streams, and which requests, by path."""
+        texts = {path: (kind, self._write) for path, kind in TEXTS.items()}
+        return {**texts, **{path: (kind, self._encode) for path, kind in ENCODINGS.items()}}
 
-    async def _write(self, kind: type[TextRequest], asking: Asking, body: object) -> None:
-        wanted = parse_request(kind, body)
+    async def _write(self, asking: Asking, wanted: TextRequest) -> None:
         served = await self._models.find(wanted.model, asking.key)
         model = served.get_text_model()
         asked = wanted.convert(has_template=model.info.chat is not None)
         await self._answer(asking, served, asked, _make_form(model, wanted, asking.names))
 
-    async def _encode(self, kind: type[EncodingRequest], asking: Asking, body: object) -> None:
-        asked = parse_request(kind, body)
+    async def _encode(self, asking: Asking, asked: EncodingRequest) -> None:
         served = await self._models.find(asked.model, asking.key)
         model = served.get_encoder()
         prepared = await prepare_texts(model, asked, asking.principal)

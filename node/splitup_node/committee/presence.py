@@ -131,9 +131,7 @@ class Presence:
         self._health.note_heartbeats(
             self._heartbeat_sender.list_failures(committee), len(committee.members)
         )
-        self._demand = merge_demand(
-            self._heartbeat_sender.get_demands(), len(committee.members)
-        )
+        self._demand = merge_demand(self._heartbeat_sender.get_demands(), len(committee.members))
         self._loaded_tasks.keep_listed({entry.task_id for entry in self._demand})
         self._demand_changed.set()
 

@@ -50,9 +50,7 @@ def parse_demand(value: object) -> tuple[DemandEntry, ...]:
     return tuple(DemandEntry.from_value(entry) for entry in value)
 
 
-def merge_demand(
-    answers: Iterable[Iterable[DemandEntry]], members: int
-) -> tuple[DemandEntry, ...]:
+def merge_demand(answers: Iterable[Iterable[DemandEntry]], members: int) -> tuple[DemandEntry, ...]:
     """Return one entry per (model, task), with the lowest number of holders that a member reports.
 
     The lowest number is safe: one holder too many does little harm. A model is in use if more than

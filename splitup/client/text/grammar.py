@@ -142,9 +142,7 @@ class GrammarText:
             opening = {"open": self._number, "kind": self._grammar.kind, "tokens": self._tokens}
             text = self._grammar.text.encode(errors="replace")
             try:
-                self._mask = await self._grammars.compute_mask(
-                    opening, self._principal, [text]
-                )
+                self._mask = await self._grammars.compute_mask(opening, self._principal, [text])
             except ChildDied as error:
                 raise InvalidInput(f"it is too complex ({error}); simplify it") from None
 
