@@ -203,7 +203,7 @@ async def test_s111_who_sends_much_to_parse_is_waited_for_by_nobody_else(
         return now
 
     monkeypatch.setattr(access, "read_in_time", read_body)
-    monkeypatch.setattr(access.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     server = Access(None, clock=lambda: now)
     keys = [SimpleNamespace(name=name, group="") for name in "ab"]
     for key, large in ((0, True), (0, True), (1, True), (0, False), (0, True)):
