@@ -179,6 +179,15 @@ ROWS: Final = {
     "S100": "a registered model without files, before which nodes load nothing else",
     "S101": "thousands of registered tasks that nobody wants, for which nodes load no others",
     "S102": "signed requests that get no plan, about which members write each other every second",
+    "S103": "a stranger's chat template that ends the tokenizer of another model",
+    "S104": "an API key's texts and grammars, for which all other texts wait",
+    "S105": "a request for thousands of embeddings, for whose answer all others wait",
+    "S106": "requests that cannot be answered, for which a server opens executions",
+    "S107": "executions between a client and its own node, for which nodes load its models first",
+    "S108": "registered models without manifests, which members ask gateways for again and again",
+    "S109": "a downloaded adapter that leads to another one, to have that merged and published",
+    "S110": "a link in the current folder, through which a command writes elsewhere",
+    "S111": "an API key's large bodies, for whose parsing all other requests wait",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d{2,3}_)+\w*)\(", re.MULTILINE)

@@ -17,7 +17,7 @@ from splitup.client.text.grammar import Grammars
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core import tuning
 from splitup.core.errors import ChainRejected, InvalidInput, Refused
-from splitup.graph.manifest import Manifest, get_blob_key
+from splitup.graph.manifest import ChatInfo, Manifest, get_blob_key
 from splitup.graph.manifest_rules import load_manifest
 from splitup.net.http import SignedClient
 from splitup.net.object_transfer import get_object
@@ -57,7 +57,8 @@ class Models:
         self._cache_directory = cache_directory
         self._models: OrderedDict[str, Model] = OrderedDict()  # latest last
         self._ids: dict[str, str] = {}  # by name
-        self._tokenizers: dict[str, ModelTokenizer] = {}  # by digest
+        # by digest and template: a stranger's template ends no other model's process
+        self._tokenizers: dict[tuple[str, ChatInfo | None], ModelTokenizer] = {}
         self._grammars: dict[str, Grammars] = {}  # by model id
         self._programs: dict[str, ClientPrograms] = {}  # by model id
         self._loading = asyncio.Lock()
@@ -92,7 +93,7 @@ class Models:
         if info is None:
             raise InvalidInput(f"model {model.name} reads no text")
         async with self._loading:
-            known = self._tokenizers.get(info.tokenizer_digest)
+            known = self._tokenizers.get((info.tokenizer_digest, info.chat))
             if known is None or not known.is_running:
                 grants = await self._gateway.model_grants(model.model_id)
                 data = await get_object(
@@ -102,7 +103,7 @@ class Models:
                     expected_digest=info.tokenizer_digest,
                 )
                 known = await asyncio.to_thread(ModelTokenizer, data, f"model {model.name}")
-                self._tokenizers[info.tokenizer_digest] = known
+                self._tokenizers[info.tokenizer_digest, info.chat] = known
             return known
 
     def get_grammars(self, model: Model, tokenizer: ModelTokenizer) -> Grammars:

@@ -287,6 +287,7 @@ MAX_CHUNKED_MESSAGES: Final = 16
 LARGE_MESSAGE_REST: Final = 3.0  # times what reading one took, until its sender's next one
 AUDIT_TASKS: Final = 64  # that a new node tries at most, each of which may take minutes
 MAX_MANIFESTS: Final = 256  # models known at once to a committee member; half are those in use
+FEES_HALVE_S: Final = 86_400.0  # a model counts as used for days after its users have left
 SNAPSHOT_SUBMIT_STAGE_S: Final = 3.0  # per rank behind the leader: longer than a block
 MAX_TRACKED_VOTES: Final = 16_384  # 4,096 open executions of four members; ≈ 500 bytes each
 MAX_EVIDENCE: Final = 256  # conflicts kept; one is enough to slash a member

@@ -114,10 +114,11 @@ def find_example() -> Path:
 def write_example(path: Path) -> Path:
     """Copy the example model to a path, unless it is there; raise ConfigurationError."""
     if not (path / "config.json").exists():
-        part = path.with_name(f"{path.name}.part")  # so that a copy that failed is not taken for it
         try:
-            shutil.copytree(find_example(), part, dirs_exist_ok=True)
-            part.replace(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # so that a copy that failed is not taken for it, nor a link here followed
+            with tempfile.TemporaryDirectory(prefix=".splitup-", dir=path.parent) as folder:
+                shutil.copytree(find_example(), Path(folder) / path.name).replace(path)
         except OSError as error:  # of copytree: a list of source, target and reason for each file
             why = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
             raise ConfigurationError(f"cannot write {path}: {why}") from None

@@ -197,6 +197,9 @@ class CommitteeMember:
                 self.nodes.process_committed(event.execution_id)
                 return self.settlements.process_agreed(event, now)
             case ExecutionEnded():
+                if certificate := self.plans.find_certificate(event.execution_id):
+                    model_id = certificate.plan.request.model_id
+                    self.contents.note_fee(model_id, event.fee_micro_usdc, now)
                 return self._end(event.execution_id, event.evidence_root)
             case SnapshotAccepted():
                 return self.snapshots.process_accepted(

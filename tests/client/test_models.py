@@ -8,10 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
-from splitup.client.models import Models
+from splitup.client.models import Model, Models
 from splitup.core import tuning
-from splitup.graph.manifest import Manifest
+from splitup.graph.manifest import ChatInfo, Manifest, TextInfo
 from tests.builders import make_chain_manifest
 
 
@@ -64,3 +66,41 @@ async def test_s66_a_connection_keeps_the_latest_manifests(
     for model_id in (first, second, first, third, first, second):
         assert (await models.fetch(model_id)).model_id == model_id
     assert fetched == [first, second, third, second]
+
+
+async def test_s103_a_strangers_template_runs_in_no_other_models_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str().encode()
+
+    async def fetch(*_: object, **__: object) -> bytes:
+        return file
+
+    grants = SimpleNamespace(find=lambda *_: None)
+    manifest = make_chain_manifest(1)
+    models, _ = open_models([manifest], tmp_path, monkeypatch)
+    monkeypatch.setattr("splitup.client.models.get_object", fetch)
+    http = SimpleNamespace(session=None)
+    monkeypatch.setattr(models, "_http", http)
+
+    async def model_grants(_: str) -> object:
+        return grants
+
+    monkeypatch.setattr(models, "_gateway", SimpleNamespace(model_grants=model_grants))
+
+    def make(template: str) -> Model:
+        chat = ChatInfo(template=template, bos_token="", eos_token="")
+        info = TextInfo(
+            **{"tokenizer_digest": f"{1:064x}", "tokenizer_bytes": len(file), "eos_ids": ()},
+            **{"vocab": 1, "context": 8, "chat": chat},
+        )
+        return Model(template, f"0x{2:064x}", manifest.model_copy(update={"text": info}))
+
+    try:
+        ours, copy = [await models.fetch_tokenizer(make("{{ messages }}")) for _ in range(2)]
+        theirs = await models.fetch_tokenizer(make("{% for _ in x %}{% endfor %}"))
+        assert ours is copy
+        theirs.close()  # as it ends when a template takes too long or too much memory
+        assert ours.is_running and ours.encode("a") == [0]
+    finally:
+        models.close()

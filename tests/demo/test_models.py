@@ -92,6 +92,18 @@ def test_the_example_is_written_once(tmp_path: Path) -> None:
         write_example(path / "config.json" / MODEL)
 
 
+def test_s110_a_link_in_the_folder_leads_the_example_nowhere_else(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text("mine")
+    path = tmp_path / "examples" / MODEL
+    path.parent.mkdir()
+    path.with_name(f"{MODEL}.part").symlink_to(other)
+    write_example(path)
+    assert (path / "config.json").is_file() and not path.is_symlink()
+    assert [each.read_text() for each in other.iterdir()] == ["mine"]
+
+
 def test_a_copy_that_failed_is_one_sentence_and_no_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ MUTANTS: Final = (
     Mutant(
         "manifests of models in use",
         "splitup/protocol/committee/context.py",
-        "next(each for each in self._manifests if each not in self._used)",
+        "next(each for each in self._manifests if each not in self._planned)",
         "next(iter(self._manifests))",
         f"{TESTS}/committee/test_context.py::test_s94_strangers_models_displace_none_in_use",
     ),

@@ -332,4 +332,68 @@ MUTANTS: Final = (
         "",
         "tests/graph/test_manifest.py::test_s20_a_refused_manifest_is_not_read_again",
     ),
+    Mutant(
+        "template of a tokenizer",
+        "splitup/client/models.py",
+        "self._tokenizers.get((info.tokenizer_digest, info.chat))",
+        "next(iter(self._tokenizers.values()), None)",
+        "tests/client/test_models.py::"
+        "test_s103_a_strangers_template_runs_in_no_other_models_process",
+    ),
+    Mutant(
+        "turns at a tokenizer",
+        "splitup/client/text/tokenizer.py",
+        " here.hold(principal)",
+        ' here.hold("")',
+        "tests/client/text/test_tokenizer.py::test_s104_texts_of_one_key_hold_up_no_other",
+    ),
+    Mutant(
+        "turns at grammars",
+        "splitup/client/text/grammar.py",
+        "self._turns.hold(principal)",
+        'self._turns.hold("")',
+        "tests/client/text/test_grammar.py::test_s104_grammars_of_one_key_hold_up_no_other",
+    ),
+    Mutant(
+        "texts under grammars",
+        "splitup/client/text/grammar_process.py",
+        "next(each for each in entries if each[0] == largest)",
+        "next(iter(entries))",
+        "tests/client/text/test_grammar.py::test_s104_texts_of_one_key_displace_no_others",
+    ),
+    Mutant(
+        "long answers in pieces",
+        "extras/gateway/splitup_gateway/apis/encoding.py",
+        "        await asyncio.sleep(0)\n",
+        "",
+        "extras/gateway/gateway_tests/serve/apis/test_encoding.py::"
+        "test_s105_a_long_answer_is_written_while_others_go_on",
+        is_quick=False,
+    ),
+    Mutant(
+        "files of long answers",
+        "extras/gateway/splitup_gateway/streaming/kept_streams.py",
+        "if self.size > tuning.STREAM_FILE_BYTES:",
+        "if False:",
+        "extras/gateway/gateway_tests/serve/streaming/test_kept_streams.py::"
+        "test_s105_a_long_answer_in_one_piece_has_no_file",
+    ),
+    Mutant(
+        "texts that cannot be",
+        "extras/gateway/splitup_gateway/preparing.py",
+        "    check_options(model, prepared.texts[0])  # which all have\n",
+        "",
+        "extras/gateway/gateway_tests/serve/apis/test_charges.py::"
+        "test_s106_what_cannot_be_answered_opens_no_execution",
+        is_quick=False,
+    ),
+    Mutant(
+        "time of large bodies",
+        "extras/gateway/splitup_gateway/access.py",
+        "                await asyncio.sleep(theirs.rests_until - self.clock())\n",
+        "",
+        "extras/gateway/gateway_tests/serve/test_hostile_clients.py::"
+        "test_s111_who_sends_much_to_parse_is_waited_for_by_nobody_else",
+        is_quick=False,
+    ),
 )

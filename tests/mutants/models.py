@@ -40,6 +40,30 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "links of an adapter's folder",
+        "deploy/splitup_deploy/frontends/huggingface/checkpoint.py",
+        "validate_safetensors(check_own(path)).items()",
+        "validate_safetensors(path).items()",
+        "tests/deploy/frontends/test_lora.py::"
+        "test_s109_an_adapters_folder_leads_to_no_other_adapter[adapter_model.safetensors]",
+        is_quick=False,
+    ),
+    Mutant(
+        "links in the current folder",
+        "splitup/demo/models.py",
+        "shutil.copytree(find_example(), Path(folder) / path.name).replace(path)",
+        "shutil.copytree(find_example(), f'{path}.part', dirs_exist_ok=True)\n"
+        "                Path(f'{path}.part').replace(path)",
+        "tests/demo/test_models.py::test_s110_a_link_in_the_folder_leads_the_example_nowhere_else",
+    ),
+    Mutant(
+        "links of a part of a file",
+        "deploy/splitup_deploy/showing/progress.py",
+        '"wb" if is_device else "xb"',
+        '"wb"',
+        "tests/deploy/showing/test_progress.py::test_s110_a_part_of_a_file_follows_no_link",
+    ),
+    Mutant(
         "length of a token's text",
         "splitup/client/text/tokenizer.py",
         "if len(text) > tuning.TOKEN_CHARS * len(tokens):",
@@ -83,6 +107,44 @@ MUTANTS: Final = (
         "return",
         "tests/node/tasks/test_placement.py::"
         "test_s100_a_model_without_files_stops_nobody_from_loading_others",
+    ),
+    Mutant(
+        "fees of a model",
+        "splitup/protocol/committee/context.py",
+        "if fee >= least}",
+        "if fee}",
+        "tests/protocol/committee/test_context.py::"
+        "test_s107_a_model_is_in_use_by_what_its_users_lose",
+    ),
+    Mutant(
+        "fees that few pay",
+        "splitup/protocol/committee/context.py",
+        "            del self._totals[min(self._totals, key=self._totals.__getitem__)]\n",
+        "            pass\n",
+        "tests/protocol/committee/test_context.py::test_s107_few_fees_are_kept",
+    ),
+    Mutant(
+        "fees on the chain",
+        "oracle/splitup_oracle/member/chain_events.py",
+        ', args["fee"])',
+        ', args["paid"])',
+        "tests/oracle/member/test_latest_models.py::test_s107_the_fee_is_what_the_chain_says",
+    ),
+    Mutant(
+        "members that say what is used",
+        "node/splitup_node/tasks/placement.py",
+        "3 * claims[entry.model_id] > members",
+        "claims[entry.model_id] > 0",
+        "tests/node/tasks/test_placement.py::"
+        "test_s101_models_in_use_have_enough_operators_before_others_are_loaded",
+    ),
+    Mutant(
+        "manifests that nobody stores",
+        "oracle/splitup_oracle/member/service.py",
+        "pause_s = min(2 * pauses[name][1], _MISSING_S)",
+        "pause_s = _RETRY_S",
+        "tests/oracle/member/test_latest_models.py::"
+        "test_s108_a_manifest_that_nobody_stores_is_asked_for_less_and_less",
     ),
     Mutant(
         "models in use on the list of demand",

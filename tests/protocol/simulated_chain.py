@@ -27,6 +27,7 @@ from tests.protocol.virtual_time import VirtualTime
 
 Exposures = tuple[tuple[str, int], ...]
 LAST_CALL_S = 30  # the Market's
+FEE_MICRO_USDC = 1  # of each settlement
 MARKET = address(0xA)
 CLIENT = address(0xC)
 CLIENT_IDENTITY = make_identity(999)
@@ -210,7 +211,7 @@ class SimulatedChain(VirtualTime, ABC):
                 for exposures in self.chain.exposures[command.execution_id]:
                     self.chain.locked.subtract(dict(exposures))
                 root = command.settlement.evidence_root
-                self.emit(ev.ExecutionEnded(command.execution_id, root))
+                self.emit(ev.ExecutionEnded(command.execution_id, root, FEE_MICRO_USDC))
 
     def _check_slashes(self, command: cmd.SubmitSettlement) -> None:
         """Fail unless the contract would take all that the settlement asks for."""

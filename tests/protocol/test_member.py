@@ -63,6 +63,7 @@ def test_an_execution_is_planned_settled_and_forgotten() -> None:
     assert simulation.chain.rejected == {}, "two members submitted the same thing"
     for account, member in simulation.members.items():
         assert member.get_status(simulation.now)["executions_open"] == 0
+        assert member.contents.used == {simulation.manifest.model_id}, "it was paid for"
         assert member.plans.find_certificate(execution_id) is not None, (
             "late clients still ask for it"
         )

@@ -70,7 +70,7 @@ def write_whole(file: Path) -> Iterator[BinaryIO]:
     is_device = file.exists() and not file.is_file()  # /dev/stdout, which nothing can replace
     part = file if is_device else file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        with part.open("wb") as stream:
+        with part.open("wb" if is_device else "xb") as stream:  # "x" follows no link
             yield stream
         if not is_device:
             part.replace(file)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Final
+from typing import Final, TypeVar
 
 from aiohttp import web
 
@@ -16,8 +16,18 @@ from splitup_gateway.api_keys import ApiKey, ApiKeys, get_principal
 from splitup_gateway.charges import Charges
 from splitup_gateway.errors import ApiError
 
+T = TypeVar("T")
 MOST_BODIES: Final = 32  # large ones that are read at once; further requests wait
 MOST_BODIES_OF_ONE: Final = 8  # principal
+
+
+@dataclass(slots=True)
+class _LargeBodies:
+    """Those of one principal."""
+
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_BODIES_OF_ONE))
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # at parsing
+    rests_until: float = 0.0
 
 
 @dataclass(slots=True)
@@ -35,7 +45,7 @@ class Access:
     # how many requests a key may begin, and when that was so; it fills up within a minute
     _buckets: dict[str, tuple[float, float]] = field(default_factory=dict)
     _bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_BODIES))
-    _bodies_of: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+    _large_of: dict[str, _LargeBodies] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.charges = Charges(self.keys)
@@ -108,13 +118,27 @@ class Access:
                 headers={"Retry-After": str(int(wait_s) + 1)},
             )
 
-    async def read_body(self, request: web.Request, key: ApiKey | None) -> bytes:
-        """Return a request's body; few large ones are read at once, and fewer of one principal."""
+    async def read(
+        self, request: web.Request, key: ApiKey | None, parse: Callable[[bytes], T]
+    ) -> tuple[bytes, T]:
+        """Return a request's body, and what ``parse`` makes of it.
+
+        Few large ones are read at once, and fewer of one principal. To parse one takes up to a
+        second, in which nothing else is done: its principal's next one waits longer.
+        """
         length = request.content_length
         if length is not None and length <= tuning.HTTP_SMALL_BODY_BYTES:
-            return await read_in_time(request)
-        theirs = self._bodies_of.setdefault(
-            get_principal(key), asyncio.Semaphore(MOST_BODIES_OF_ONE)
-        )
-        async with theirs, self._bodies:
-            return await read_in_time(request)
+            body = await read_in_time(request)
+            return body, parse(body)
+        theirs = self._large_of.setdefault(get_principal(key), _LargeBodies())
+        async with theirs.places:
+            async with self._bodies:
+                body = await read_in_time(request)
+            async with theirs.turn:
+                await asyncio.sleep(theirs.rests_until - self.clock())
+                began = self.clock()
+                try:
+                    return body, parse(body)
+                finally:
+                    now = self.clock()
+                    theirs.rests_until = now + tuning.LARGE_MESSAGE_REST * (now - began)

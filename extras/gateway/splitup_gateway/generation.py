@@ -157,6 +157,15 @@ class Piece:
         return cls(Token(token, text), choice, dict(names))
 
 
+def check_options(model: TextModel, options: GenerationOptions) -> None:
+    """Raise InvalidInput for stop strings or biases that a text cannot have.
+
+    What fails later has opened an execution, which its key does not pay.
+    """
+    StopFilter(options.stop)
+    AdjustedSampler(options.sampler, options.adjustments, model.info.vocab)
+
+
 def count_steps(model: TextModel, options: GenerationOptions) -> int:
     """Return the most steps that a text may take, when nothing of its prompt is cached."""
     if len(options.told) >= options.max_tokens:
@@ -216,7 +225,9 @@ async def generate_text(
             async with charge.borrow(pool, options.cache_key, most) as lease:
                 cost = report.cost_micro_usdc
                 report.begin(lease.session)
-                found = _generate(lease, model, options, report, speculate, images)
+                found = _generate(
+                    lease, model, options, report, charge.principal, speculate, images
+                )
                 try:
                     async with contextlib.aclosing(found):
                         async for piece in found:
@@ -252,13 +263,15 @@ async def _generate(
     model: TextModel,
     options: GenerationOptions,
     report: Report,
+    principal: str,
     speculate: Speculate | None,
     images: PlaceImages | None,
 ) -> AsyncGenerator[Piece, None]:
     sampler: Sampler | AdjustedSampler = options.sampler
     choices: list[Choice] = []
-    allowed = None if options.grammar is None else await model.grammars.open(options.grammar)
-    if allowed is not None:
+    allowed = None
+    if options.grammar is not None:
+        allowed = await model.grammars.open(options.grammar, principal)
         for told in options.told:
             allowed.accept(told)
     if allowed is not None or not options.adjustments.is_empty:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ from splitup.core.errors import ChainUnavailable, SplitUpError, Unavailable
 from splitup.net.http_server import make_app
 from splitup.net.metrics import Reading
 from splitup_gateway.access import Access
-from splitup_gateway.api_keys import ApiKey, OpenCharge, get_principal
+from splitup_gateway.api_keys import OpenCharge, get_principal
 from splitup_gateway.apis import message_answers, ollama
 from splitup_gateway.apis.answers import RECEIPTS
 from splitup_gateway.apis.encoding import (
@@ -29,12 +30,14 @@ from splitup_gateway.apis.encoding import (
     RerankRequest,
     prepare_texts,
 )
+from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.apis.messages import MESSAGES, CountRequest
 from splitup_gateway.apis.requests import (
     ChatRequest,
     CompletionRequest,
     parse_body,
     parse_request,
+    read_request,
 )
 from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.charges import RECEIPT_S
@@ -138,8 +141,8 @@ class ApiServer:
         app = make_app(max_body_bytes=MAX_BODY_BYTES, errors=answer_errors)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/v1/models/{model}", self._get_model)
-        for path, reply in self._replies.items():
-            app.router.add_post(path, self._serve(reply))
+        for path, (kind, reply) in self._replies.items():
+            app.router.add_post(path, self._serve(kind, reply))
         app.router.add_post(f"{MESSAGES}/count_tokens", self._count_tokens)
         app.router.add_get("/api/tags", self._ollama_tags)
         app.router.add_post("/api/show", self._ollama_show)
@@ -168,7 +171,8 @@ class ApiServer:
             async with charging as charge:
                 if asked is None or asked[0] not in replies:
                     raise RESTARTED
-                await replies[asked[0]](Asking({}, key, stream, charge), parse_body(asked[1]))
+                kind, reply = replies[asked[0]]
+                await reply(Asking({}, key, stream, charge), read_request(kind, asked[1]))
 
         self._streams.streams.resume(work)
 
@@ -202,16 +206,16 @@ class ApiServer:
 
     # ---- texts ---------------------------------------------------------------------------------
 
-    def _serve(self, reply: Reply) -> Handler:
+    def _serve(self, kind: type[RequestFields], reply: Reply) -> Handler:
         """Return the handler of a route whose answers are streams, whoever is connected."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             key = await self._access.let_in(request)
-            body = await self._access.read_body(request, key)
+            body, wanted = await self._access.read(request, key, partial(read_request, kind))
             headers = request.headers.copy()
 
             async def work(stream: Stream) -> None:
-                await reply(Asking(headers, key, stream), parse_body(body))
+                await reply(Asking(headers, key, stream), wanted)
 
             owner = "" if key is None else key.name
             return await self._streams.answer(request, owner, body, work)
@@ -220,49 +224,37 @@ class ApiServer:
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         key = await self._access.let_in(request)
-        asked = parse_request(CountRequest, await self._read_json(request, key)).convert()
+        _, wanted = await self._access.read(request, key, partial(read_request, CountRequest))
+        asked = wanted.convert()
         model = (await self._models.find(asked.model, key)).get_text_model()
         return web.json_response(
             {"input_tokens": await count_prompt(model, asked, get_principal(key))}
         )
-
-    async def _read_json(self, request: web.Request, key: ApiKey | None) -> object:
-        return parse_body(await self._access.read_body(request, key))
 
     # ---- prices --------------------------------------------------------------------------------
 
     async def _quote(self, request: web.Request) -> web.Response:
         """Answer what a request of any kind may cost."""
         key = await self._access.let_in(request)
-        body = await self._read_json(request, key)
-        fields = body if isinstance(body, dict) else {}
-        named = self._models.get(str(fields.get("model")))
-        if isinstance(named, EncoderModel):
-            is_rank = "documents" in fields
-            which: type[EncodingRequest] = RerankRequest if is_rank else EmbeddingRequest
-            wanted = parse_request(which, body)
+        _, wanted = await self._access.read(request, key, self._read_priced)
+        if isinstance(wanted, EmbeddingRequest | RerankRequest):
             encoder = (await self._models.find(wanted.model, key)).get_encoder()
             inputs = await prepare_texts(encoder, wanted, get_principal(key))
             tokens, most_tokens, steps = len(inputs.make_report().prompt), 0, inputs.steps
             most = encoder.manifest.cost_micro_usdc(steps)
         else:
-            kind: type[ChatRequest | CompletionRequest | ResponseRequest] = CompletionRequest
-            if "messages" in fields:
-                kind = ChatRequest
-            kind = ResponseRequest if "input" in fields else kind
-            asked = parse_request(kind, body).convert()
+            asked = wanted.convert()
             served = await self._models.find(asked.model, key)
             model = served.get_text_model()
             prepared = await prepare(model, asked, get_principal(key))
             tokens = sum(map(len, {text.prompt for text in prepared.texts}))
             most_tokens = sum(text.max_tokens for text in prepared.texts)
             steps, most = prepared.count_steps(model), served.compute_price(prepared)
-        name = str(fields["model"])
-        quote, until = self._quotes.make(name, most)
+        quote, until = self._quotes.make(wanted.model, most)
         answer = {
             "id": quote,
             "object": "quote",
-            "model": name,
+            "model": wanted.model,
             "prompt_tokens": tokens,
             "max_tokens": most_tokens,
             "max_steps": steps,
@@ -270,6 +262,23 @@ class ApiServer:
             "expires_at": until,
         }
         return web.json_response(answer)
+
+    def _read_priced(
+        self, body: bytes
+    ) -> EncodingRequest | ChatRequest | CompletionRequest | ResponseRequest:
+        """Return a request of any kind, as its model and its fields tell."""
+        value = parse_body(body)
+        fields = value if isinstance(value, dict) else {}
+        if isinstance(self._models.get(str(fields.get("model"))), EncoderModel):
+            is_rank = "documents" in fields
+            which: type[EncodingRequest] = RerankRequest if is_rank else EmbeddingRequest
+            return parse_request(which, value)
+        kind: type[ChatRequest | CompletionRequest | ResponseRequest] = CompletionRequest
+        if "messages" in fields:
+            kind = ChatRequest
+        if "input" in fields:
+            kind = ResponseRequest
+        return parse_request(kind, value)
 
     async def _get_receipt(self, request: web.Request) -> web.Response:
         """Answer how an execution of this server was closed; "open" while it is not."""
@@ -299,7 +308,8 @@ class ApiServer:
 
     async def _ollama_show(self, request: web.Request) -> web.Response:
         key = await self._access.let_in(request)
-        wanted = parse_request(ollama.ShowRequest, await self._read_json(request, key))
+        reading = partial(read_request, ollama.ShowRequest)
+        _, wanted = await self._access.read(request, key, reading)
         served = await self._models.find(wanted.name, key)
         return web.json_response(ollama.show_model(served.get_text_model()))
 

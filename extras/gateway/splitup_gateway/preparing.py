@@ -24,6 +24,7 @@ from splitup_gateway.errors import ApiError, name_field
 from splitup_gateway.generation import (
     DEFAULT_CHAT_TOKENS,
     GenerationOptions,
+    check_options,
     check_room,
     count_steps,
 )
@@ -50,16 +51,26 @@ class Prepared:
 async def prepare(
     model: TextModel, asked: ChatRequest | CompletionRequest, principal: str = ""
 ) -> Prepared:
-    """Return what a request of ``principal`` asks for; raise ApiError that names a bad field."""
+    """Return what a request of ``principal`` asks for; raise ApiError that names a bad field.
+
+    Raises InvalidInput, too.
+    """
     if isinstance(asked, CompletionRequest):
-        return await _prepare_completion(model, asked, principal)
+        prepared = await _prepare_completion(model, asked, principal)
+    else:
+        prepared = await _prepare_chat(model, asked, principal)
+    check_options(model, prepared.texts[0])  # which all have
+    return prepared
+
+
+async def _prepare_chat(model: TextModel, asked: ChatRequest, principal: str) -> Prepared:
     tokens, toolbox, marks = await _read_conversation(model, asked, principal)
     images, field, grammar = asked.list_images(), asked.format_field, asked.grammar
     if toolbox is not None and (constrained := toolbox.make_grammar(grammar)) is not None:
         field, grammar = "tools", constrained
     if grammar is not None and marks is not None:
         grammar = marks.allow(grammar)
-    await _check_grammar(model, grammar, field)
+    await _check_grammar(model, grammar, field, principal)
     with name_field("messages"):
         places = find_images(tokens, model.info.images, len(images))
     marked = mark_images(tokens, places, images) if images else ()
@@ -106,7 +117,7 @@ async def _prepare_completion(
     if len(asked.prompts) * asked.choices > MAX_CHOICES:
         raise ApiError(f"a request has at most {MAX_CHOICES} choices", param="n")
     grammar = asked.grammar
-    await _check_grammar(model, grammar, "response_format")
+    await _check_grammar(model, grammar, "response_format", principal)
     adjustments = asked.make_adjustments(asked.logprobs)
     _check_order(model, adjustments)
     texts = []
@@ -120,7 +131,9 @@ async def _prepare_completion(
     return Prepared(tuple(texts))
 
 
-async def _check_grammar(model: TextModel, grammar: Grammar | None, field: str) -> None:
+async def _check_grammar(
+    model: TextModel, grammar: Grammar | None, field: str, principal: str
+) -> None:
     if grammar is None:
         return
     if model.info.diffusion is not None:
@@ -130,7 +143,7 @@ async def _check_grammar(model: TextModel, grammar: Grammar | None, field: str) 
             param=field,
         )
     with name_field(field, lead=f"'{field}' cannot be followed: "):
-        await model.grammars.open(grammar)
+        await model.grammars.open(grammar, principal)
 
 
 def _check_order(model: TextModel, adjustments: Adjustments) -> None:

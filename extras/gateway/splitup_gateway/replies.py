@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from splitup.client.text.generation import TextModel
+from splitup.core.places import FairLock
 from splitup_gateway.access import Access
 from splitup_gateway.api_keys import ApiKey, get_principal
 from splitup_gateway.apis.answers import AnswerChoice, AnswerForm, CompletionForm
@@ -17,14 +17,14 @@ from splitup_gateway.apis.encoding import (
     EncodingRequest,
     RerankRequest,
     encode,
-    make_answer,
     prepare_texts,
+    write_answer,
 )
 from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.apis.message_answers import MessagesForm
 from splitup_gateway.apis.messages import MESSAGES, MessagesRequest
 from splitup_gateway.apis.ollama import GenerateRequest, OllamaChatRequest, OllamaForm
-from splitup_gateway.apis.requests import ChatRequest, CompletionRequest, parse_request
+from splitup_gateway.apis.requests import ChatRequest, CompletionRequest
 from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.apis.responses import ResponseForm
 from splitup_gateway.apis.streams import (
@@ -46,7 +46,7 @@ from splitup_gateway.served_models import ServedModel, ServedModels
 from splitup_gateway.streaming.kept_streams import RESTARTED
 from splitup_gateway.streaming.stream import Stream
 
-Reply = Callable[["Asking", object], Awaitable[None]]  # to a body, into a stream
+Reply = Callable[["Asking", Any], Awaitable[None]]  # to a request of one kind, into a stream
 TextRequest = (
     CompletionRequest
     | ChatRequest
@@ -101,23 +101,20 @@ class Replies:
         self._access = access
         self._models = models
         self._quotes = quotes
+        self._turns = FairLock()  # at writing long answers
 
-    def list_by_path(self) -> dict[str, Reply]:
-        """Return what answers by streams, by path."""
-        return {
-            **{path: partial(self._write, kind) for path, kind in TEXTS.items()},
-            **{path: partial(self._encode, kind) for path, kind in ENCODINGS.items()},
-        }
+    def list_by_path(self) -> dict[str, tuple[type[RequestFields], Reply]]:
+        """Return what answers by streams, and which requests, by path."""
+        texts = {path: (kind, self._write) for path, kind in TEXTS.items()}
+        return {**texts, **{path: (kind, self._encode) for path, kind in ENCODINGS.items()}}
 
-    async def _write(self, kind: type[TextRequest], asking: Asking, body: object) -> None:
-        wanted = parse_request(kind, body)
+    async def _write(self, asking: Asking, wanted: TextRequest) -> None:
         served = await self._models.find(wanted.model, asking.key)
         model = served.get_text_model()
         asked = wanted.convert(has_template=model.info.chat is not None)
         await self._answer(asking, served, asked, _make_form(model, wanted, asking.names))
 
-    async def _encode(self, kind: type[EncodingRequest], asking: Asking, body: object) -> None:
-        asked = parse_request(kind, body)
+    async def _encode(self, asking: Asking, asked: EncodingRequest) -> None:
         served = await self._models.find(asked.model, asking.key)
         model = served.get_encoder()
         prepared = await prepare_texts(model, asked, asking.principal)
@@ -130,7 +127,9 @@ class Replies:
                 rows = await encode(served.pool, model, prepared, report, charge)
             finally:
                 charge.used = report.cost_micro_usdc
-        await answer(asking.stream, make_answer(model, asked, rows, report), [report])
+        async with self._turns.hold(asking.principal):
+            body = await write_answer(model, asked, rows, report)
+        await answer(asking.stream, body, [report])
 
     async def _answer(
         self,

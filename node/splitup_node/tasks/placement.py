@@ -11,6 +11,7 @@ memory is full trades: it unloads a task that many nodes serve for one that too 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -34,7 +35,7 @@ class DemandEntry(Message):
     holders: Count  # live nodes that serve it
     operators: Count = 0  # in the determinism class with most of them
     verifiable: bool = False  # sold with verification: enough operators hold it in one class
-    used: bool = False  # executions of the model were planned lately
+    used: bool = False  # the model was paid for lately
 
     @property
     def key(self) -> ModelTask:
@@ -49,22 +50,22 @@ def parse_demand(value: object) -> tuple[DemandEntry, ...]:
     return tuple(DemandEntry.from_value(entry) for entry in value)
 
 
-def merge_demand(answers: Iterable[Iterable[DemandEntry]]) -> tuple[DemandEntry, ...]:
+def merge_demand(answers: Iterable[Iterable[DemandEntry]], members: int) -> tuple[DemandEntry, ...]:
     """Return one entry per (model, task), with the lowest number of holders that a member reports.
 
-    The lowest number is safe: one holder too many does little harm. A model is in use if one of
-    the members says so: another may have started again since.
+    The lowest number is safe: one holder too many does little harm. A model is in use if more than
+    a third of the ``members`` say so: fewer may lie, and others may have started again since.
     """
     merged: dict[tuple[str, int], DemandEntry] = {}
-    used: set[str] = set()
-    for answer in answers:
+    claims: Counter[str] = Counter()
+    for answer in map(tuple, answers):
+        claims.update({entry.model_id for entry in answer if entry.used})
         for entry in answer:
-            used |= {entry.model_id} if entry.used else set()
             known = merged.get((entry.model_id, entry.task))
             if known is None or entry.holders < known.holders:
                 merged[entry.model_id, entry.task] = entry
     return tuple(
-        entry.model_copy(update={"used": True}) if entry.model_id in used else entry
+        entry.model_copy(update={"used": 3 * claims[entry.model_id] > members})
         for entry in merged.values()
     )
 

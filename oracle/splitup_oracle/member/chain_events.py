@@ -68,7 +68,7 @@ def make_event(
                 exposures=tuple(unpack_word(word) for word in args["exposures"]),
             )
         case "Settled":
-            return ExecutionEnded(args["executionId"], args["evidenceRoot"])
+            return ExecutionEnded(args["executionId"], args["evidenceRoot"], args["fee"])
         case "Refunded":
             return ExecutionEnded(args["executionId"])
         case "SnapshotAccepted":

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -47,6 +47,7 @@ _NODES_S: Final = 0.25  # at least between two readings of the registry
 _CURSOR_S: Final = 10.0
 _STAKES_S: Final = 10.0  # a snapshot may be three times as old
 _RETRY_S: Final = 5.0  # before a failed request to the chain or the gateway is repeated
+_MISSING_S: Final = 320.0  # at most between two requests for a manifest that no gateway has
 _PAGE: Final = 100  # nodes per call
 _PROBES_S: Final = 1.0  # between looks whether nodes are to be probed
 _REST_PROBES_S: Final = 10.0  # the same while the member rests
@@ -73,6 +74,23 @@ def list_latest(
         most //= 2
     names = ("block", "log_index")  # which journals of earlier versions have not
     return sorted(places, key=lambda m: [places[m].get(name, 0) for name in names])[-most:]
+
+
+class Retries:
+    """When to ask again for what was missing: each time after twice as long."""
+
+    def __init__(self) -> None:
+        self._pauses: dict[str, tuple[float, float]] = {}  # until when, and how long
+
+    def list_due(self, missing: Sequence[str], now: float) -> list[str]:
+        """Return what is to be asked for now, of all that is missing."""
+        pauses = {name: self._pauses.get(name, (now, _RETRY_S / 2)) for name in missing}
+        due = [name for name, (until, _) in pauses.items() if now >= until]
+        for name in due:
+            pause_s = min(2 * pauses[name][1], _MISSING_S)
+            pauses[name] = now + pause_s, pause_s
+        self._pauses = pauses
+        return due
 
 
 def _get_place(event: ChainEvent) -> dict[str, int]:
@@ -302,11 +320,13 @@ class EventSource:
 
     async def _follow_models(self) -> None:
         """Fetch the manifests of registered models; retry while the gateway lacks one."""
+        retries, machine = Retries(), self._member.machine
         while True:
             self._models_changed.clear()
-            for model_id in list_latest(self._journal.items(_MODEL), self._member.retired):
-                if not self._member.machine.has_manifest(model_id):
-                    self._member.carry_out([FetchManifest(model_id)])
+            latest = list_latest(self._journal.items(_MODEL), self._member.retired)
+            missing = [model_id for model_id in latest if not machine.has_manifest(model_id)]
+            for model_id in retries.list_due(missing, time.monotonic()):
+                self._member.carry_out([FetchManifest(model_id)])
             await self._wait(self._models_changed, _RETRY_S)
 
     async def _keep_cursor(self) -> None:

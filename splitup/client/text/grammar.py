@@ -20,6 +20,7 @@ import numpy.typing as npt
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.extras import require
+from splitup.core.places import FairLock
 from splitup.sandbox.child import Child, ChildDied, ChildFailed
 from splitup.sandbox.serving import Buffers
 
@@ -51,10 +52,10 @@ class Grammars:
         self._eos_ids = tuple(eos_ids)
         self._numbers = itertools.count()
         self._child: Child | None = None
-        self._starting = asyncio.Lock()
+        self._turns = FairLock()
 
-    async def open(self, grammar: Grammar) -> GrammarText:
-        """Return a text that is to follow a grammar, still empty.
+    async def open(self, grammar: Grammar, principal: str = "") -> GrammarText:
+        """Return a text of ``principal`` that is to follow a grammar, still empty.
 
         Raises InvalidInput for a grammar that is invalid, too large or too complex.
         """
@@ -63,27 +64,29 @@ class Grammars:
             raise InvalidInput(f"it has {size} bytes; at most {tuning.MAX_GRAMMAR_BYTES} are taken")
         if not self._eos_ids:
             raise InvalidInput(f"{self._name} has no token that ends a text, so none can follow it")
-        text = GrammarText(self, grammar, next(self._numbers))
+        text = GrammarText(self, grammar, next(self._numbers), principal)
         await text.ready()
         return text
 
     async def compute_mask(
-        self, question: Mapping[str, Any], buffers: Buffers = ()
+        self, question: Mapping[str, Any], principal: str, buffers: Buffers = ()
     ) -> npt.NDArray[np.bool_] | None:
         """Return which tokens may follow, bool [vocab]; None when the process has no such text.
 
-        Raises InvalidInput when the process refuses, ChildDied when it ends.
+        Turns go round by ``principal``. Raises InvalidInput when the process refuses, ChildDied
+        when it ends.
         """
-        child = await self._get_child()
-        try:
-            head, found = await child.ask_apart(
-                question,
-                buffers,
-                timeout_s=tuning.GRAMMAR_CALL_S,
-                max_bytes=limits.MAX_TOKENIZER_BYTES,
-            )
-        except ChildFailed as error:
-            raise InvalidInput(str(error)) from None
+        async with self._turns.hold(principal):
+            child = await self._get_child()
+            try:
+                head, found = await child.ask_apart(
+                    {**question, "of": principal},
+                    buffers,
+                    timeout_s=tuning.GRAMMAR_CALL_S,
+                    max_bytes=limits.MAX_TOKENIZER_BYTES,
+                )
+            except ChildFailed as error:
+                raise InvalidInput(str(error)) from None
         if head.get("is_known") is False:
             return None
         if len(found) != 1 or 8 * len(found[0]) < self._vocab:
@@ -97,11 +100,10 @@ class Grammars:
             self._child.close()
 
     async def _get_child(self) -> Child:
-        async with self._starting:
-            if self._child is None or not self._child.is_running:
-                self.close()
-                self._child = await asyncio.to_thread(self._start)
-            return self._child
+        if self._child is None or not self._child.is_running:
+            self.close()
+            self._child = await asyncio.to_thread(self._start)
+        return self._child
 
     def _start(self) -> Child:
         require("llguidance")
@@ -120,8 +122,9 @@ class Grammars:
 class GrammarText:
     """A text that follows a grammar: a ``splitup.decode.adjusted_sampler.TokenFilter``."""
 
-    def __init__(self, grammars: Grammars, grammar: Grammar, number: int) -> None:
+    def __init__(self, grammars: Grammars, grammar: Grammar, number: int, principal: str) -> None:
         self._grammars = grammars
+        self._principal = principal
         self._grammar = grammar
         self._number = number
         self._tokens: list[int] = []
@@ -134,12 +137,12 @@ class GrammarText:
         if self._tokens:
             question = {"next": self._number, "token": self._tokens[-1]}
             with contextlib.suppress(ChildDied):  # perhaps by the grammar of another text
-                self._mask = await self._grammars.compute_mask(question)
+                self._mask = await self._grammars.compute_mask(question, self._principal)
         if self._mask is None:
             opening = {"open": self._number, "kind": self._grammar.kind, "tokens": self._tokens}
             text = self._grammar.text.encode(errors="replace")
             try:
-                self._mask = await self._grammars.compute_mask(opening, [text])
+                self._mask = await self._grammars.compute_mask(opening, self._principal, [text])
             except ChildDied as error:
                 raise InvalidInput(f"it is too complex ({error}); simplify it") from None
 

@@ -5,7 +5,8 @@
     {"next": n, "token": t}                                 -> the mask after one token more
 
 A mask has a bit for each token, the lowest first; {"is_known": false} means that the process no
-longer has the text.
+longer has the text. With these two goes whose the text is, "of": nobody else uses what was compiled
+for it, and who has the most loses the oldest first.
 
 ``splitup.client.text.grammar`` starts it.
 """
@@ -13,6 +14,7 @@ longer has the text.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,8 +33,8 @@ class _Library:
     """The child's side."""
 
     def __init__(self) -> None:
-        self._texts: dict[int, LLMatcher] = {}  # the one used last is the last
-        self._compiled: dict[tuple[str, bytes], LLMatcher] = {}  # likewise
+        self._texts: dict[tuple[str, int], LLMatcher] = {}  # the one used last is the last
+        self._compiled: dict[tuple[str, str, bytes], LLMatcher] = {}  # likewise
 
     def answer(self, question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer:
         from llguidance import LLTokenizer
@@ -43,30 +45,31 @@ class _Library:
                     str(buffers[0], "utf-8"), n_vocab=question["vocab"], eos_token=question["ends"]
                 )
                 return {}, ()
+            owner = question["of"]
             if "open" in question:
                 number = question["open"]
-                text = self._compile(question["kind"], bytes(buffers[0])).deep_copy()
+                text = self._compile(owner, question["kind"], bytes(buffers[0])).deep_copy()
                 text.consume_tokens(question["tokens"])
             else:
                 number = question["next"]
-                found = self._texts.pop(number, None)
+                found = self._texts.pop((owner, number), None)
                 if found is None:
                     return {"is_known": False}, ()
                 text = found
                 text.consume_token(question["token"])
             mask = b"" if text.is_error() else text.compute_bitmask()
             _check(text)
-            _keep(self._texts, number, text, tuning.GRAMMAR_TEXTS)
+            _keep(self._texts, (owner, number), text, tuning.GRAMMAR_TEXTS)
             return {}, [mask]
         except InvalidInput:
             raise
         except Exception as error:  # a foreign library's
             raise InvalidInput(f"it cannot be used: {describe(error)}") from None
 
-    def _compile(self, kind: str, grammar: bytes) -> LLMatcher:
+    def _compile(self, owner: str, kind: str, grammar: bytes) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        known = self._compiled.pop((kind, grammar), None)
+        known = self._compiled.pop((owner, kind, grammar), None)
         if known is None:
             text = grammar.decode()
             if kind == "json_schema":
@@ -78,7 +81,7 @@ class _Library:
             bounds = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
             known = LLMatcher(self._tokenizer, text, log_level=0, limits=bounds)
             _check(known)
-        _keep(self._compiled, (kind, grammar), known, tuning.GRAMMARS)
+        _keep(self._compiled, (owner, kind, grammar), known, tuning.GRAMMARS)
         return known
 
 
@@ -88,11 +91,12 @@ def _check(text: LLMatcher) -> None:
         raise InvalidInput(said or "no text follows it")
 
 
-def _keep(entries: dict[Any, LLMatcher], key: object, entry: LLMatcher, most: int) -> None:
-    """Keep an entry as the last one used; remove the one that was not used for longest."""
+def _keep(entries: dict[Any, LLMatcher], key: tuple[Any, ...], entry: LLMatcher, most: int) -> None:
+    """Keep an entry as the last one used; remove who has the most's that was not used longest."""
     entries[key] = entry
     if len(entries) > most:
-        del entries[next(iter(entries))]
+        [(largest, _)] = Counter(owner for owner, *_ in entries).most_common(1)
+        del entries[next(each for each in entries if each[0] == largest)]
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ class ModelTokenizer:
         self._name = name
         self._child = Child(_MODULE, [str(tuning.TOKENIZER_MEMORY_BYTES)])
         self._other: ModelTokenizer | None = None  # for long texts
-        self._turn = FairLock()  # at the other one
+        self._turns = FairLock(), FairLock()  # of texts at this process, and at the other one
         try:
             self._ask({"load": True}, [data], timeout_s=tuning.TOKENIZER_LOAD_S)
         except (InvalidInput, ChildDied):
@@ -128,13 +128,15 @@ class ModelTokenizer:
     ) -> R:
         """Make a call about a text of so many characters.
 
-        All streams wait for this process, so a long text goes to another one, which is started for
-        the first of them, and whose turns go round by ``principal``. Raises InvalidModel, and
-        InvalidInput for a text that ends that process.
+        Turns go round by ``principal``. All streams wait for this process, so a long text goes to
+        another one, which is started for the first of them. Raises InvalidModel, and InvalidInput
+        for a text that ends that process.
         """
+        here, there = self._turns
         if length <= tuning.LONG_TEXT_CHARS:
-            return await self.run(partial(call, self))
-        async with self._turn.hold(principal):
+            async with here.hold(principal):
+                return await self.run(partial(call, self))
+        async with there.hold(principal):
             if self._other is None or not self._other.is_running:
                 self._other = await asyncio.to_thread(ModelTokenizer, self.data, self._name)
             try:

@@ -116,6 +116,31 @@ class SigningGuard:
         return [command for slot in closed for command in self.forget(slot)]
 
 
+class FeeTotals:
+    """The fees that each model's executions paid lately: what is a day old counts half.
+
+    Prices say nothing: a client may pay them to a node of its own. Fees are lost to it.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[str, float] = {}  # by model, micro-USDC
+        self._at = 0.0
+
+    def add(self, model_id: str, micro_usdc: int, now: float) -> None:
+        """Add a fee; forget totals below a micro-USDC, and of too many the least."""
+        left, self._at = 0.5 ** ((now - self._at) / tuning.FEES_HALVE_S), now
+        self._totals = {each: left * fee for each, fee in self._totals.items() if left * fee >= 1}
+        if micro_usdc:
+            self._totals[model_id] = self._totals.get(model_id, 0.0) + micro_usdc
+        if len(self._totals) > tuning.MAX_OPEN_EXECUTIONS:
+            del self._totals[min(self._totals, key=self._totals.__getitem__)]
+
+    def find_large(self, parts: int) -> set[str]:
+        """Return the models that paid at least one of so many equal parts of all fees."""
+        least = sum(self._totals.values()) / parts
+        return {model_id for model_id, fee in self._totals.items() if fee >= least}
+
+
 class ContentStore:
     """Snapshots and manifests by digest. Missing ones are requested at most once a second.
 
@@ -126,7 +151,8 @@ class ContentStore:
     def __init__(self, snapshots: Sequence[Snapshot] = ()) -> None:
         self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
         self._manifests: dict[str, Manifest] = {}  # latest last
-        self._used: dict[str, None] = {}  # models of the executions that were planned last
+        self._planned: dict[str, None] = {}  # models of the executions that were planned last
+        self._fees = FeeTotals()
         self._asked: dict[str, float] = {}
         for snapshot in sorted(snapshots, key=lambda s: s.sequence):
             self.add_snapshot(snapshot)
@@ -149,15 +175,15 @@ class ContentStore:
     def add_manifest(self, manifest: Manifest) -> None:
         self._manifests[manifest.model_id] = manifest
         if len(self._manifests) > tuning.MAX_MANIFESTS:
-            del self._manifests[next(each for each in self._manifests if each not in self._used)]
+            del self._manifests[next(each for each in self._manifests if each not in self._planned)]
 
     def manifests(self) -> list[Manifest]:
         return list(self._manifests.values())
 
     @property
     def used(self) -> Collection[str]:
-        """Return the models of the executions that were planned last."""
-        return self._used.keys()
+        """Return the models in use: those that people paid for lately."""
+        return self._fees.find_large(tuning.MAX_MANIFESTS // 2)
 
     def find_snapshot(self, root: str) -> Snapshot | None:
         return self._snapshots.get(root)
@@ -167,10 +193,14 @@ class ContentStore:
 
     def note_plan(self, model_id: str) -> None:
         """Keep a model's manifest: an execution of it was planned, and pays for its stake."""
-        self._used.pop(model_id, None)
-        self._used[model_id] = None
-        if len(self._used) > tuning.MAX_MANIFESTS // 2:
-            del self._used[next(iter(self._used))]
+        self._planned.pop(model_id, None)
+        self._planned[model_id] = None
+        if len(self._planned) > tuning.MAX_MANIFESTS // 2:
+            del self._planned[next(iter(self._planned))]
+
+    def note_fee(self, model_id: str, micro_usdc: int, now: float) -> None:
+        """Count what an execution of a model cost its client beside what nodes were paid."""
+        self._fees.add(model_id, micro_usdc, now)
 
     def ask(self, model_id: str, root: str, now: float) -> list[Command]:
         """Return commands that fetch the missing ones of the two, at most once a second."""

@@ -87,10 +87,14 @@ class ExecutionCommitted:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionEnded:
-    """Settled or refunded; a settlement names the root of the evidence that it rests on."""
+    """Settled or refunded; a settlement names the root of the evidence that it rests on.
+
+    ``fee_micro_usdc`` is what its client paid that neither it nor a node has back.
+    """
 
     execution_id: str
     evidence_root: str = ""
+    fee_micro_usdc: int = 0
 
 
 RevertibleEvent = (

@@ -27,8 +27,8 @@ def compute_demand(
     """Return a row for each distinct task of a model: of ``used`` ones first, then the least held.
 
     There are at most ``MAX_DEMAND_TASKS``. Models may share tasks: what each says of one is its
-    developer's word, and may be false. ``retired`` models, by id, have no rows. Of ``used`` ones
-    executions were planned lately, which costs something: to register a model does not. A row holds
+    developer's word, and may be false. ``retired`` models, by id, have no rows. ``used`` ones were
+    paid for lately, which costs something: to register a model does not. A row holds
     what a node needs to choose tasks: model, index, sizes, price per step, holders. A task is
     ``verifiable`` when ``MIN_OPERATORS`` operators hold it in one determinism class; the row's
     ``operators`` is their number in the class with the most. A node that the argument ``operators``

@@ -10,12 +10,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 from splitup.client.text.grammar import Grammar, Grammars, GrammarText
+from splitup.client.text.grammar_process import _keep
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.demo.models import find_example
@@ -166,6 +168,27 @@ async def test_many_texts_are_read_again(
             await text.ready()
             text.accept(int(np.flatnonzero(text.get_mask())[0]))
     assert len({tuple(text._tokens) for text in opened}) == 1
+
+
+async def test_s104_grammars_of_one_key_hold_up_no_other(grammars: Grammars) -> None:
+    done: list[str] = []
+
+    async def open_text(principal: str) -> None:
+        await grammars.open(Grammar("regex", "a{4}"), principal)
+        done.append(principal)
+
+    await grammars.open(Grammar("regex", "a"))
+    async with asyncio.TaskGroup() as group:
+        for principal in [*("a" * 20), "b"]:
+            group.create_task(open_text(principal))
+    assert done.index("b") <= 2
+
+
+def test_s104_texts_of_one_key_displace_no_others() -> None:
+    entries: dict[Any, Any] = {}
+    for number in range(9):
+        _keep(entries, ("a" if number else "b", number), mock.sentinel.matcher, 4)
+    assert [*entries] == [("b", 0), ("a", 6), ("a", 7), ("a", 8)]
 
 
 async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,6 +169,24 @@ async def test_s33_a_long_text_holds_up_no_stream(tokenizer: ModelTokenizer) -> 
         assert tokenizer.is_running
 
 
+async def test_s104_texts_of_one_key_hold_up_no_other(tokenizer: ModelTokenizer) -> None:
+    done: list[str] = []
+
+    async def read(principal: str) -> None:
+        await tokenizer.read(len(TEXT), lambda one: one.encode(TEXT), principal)
+        done.append(principal)
+
+    os.kill(tokenizer._child.pid, signal.SIGSTOP)
+    async with asyncio.timeout(HANG_S), asyncio.TaskGroup() as group:
+        try:
+            for principal in [*("a" * 20), "b"]:
+                group.create_task(read(principal))
+            await asyncio.sleep(0)  # all of them wait
+        finally:
+            os.kill(tokenizer._child.pid, signal.SIGCONT)
+    assert done.index("b") <= 2
+
+
 def test_s90_a_token_is_no_long_text() -> None:
     library = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
     library.decoder = decoders.Replace("a", "x" * (tuning.TOKEN_CHARS + 1))

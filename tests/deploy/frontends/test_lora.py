@@ -96,6 +96,17 @@ def test_a_weight_is_rounded_once_to_its_own_dtype(tmp_path: Path) -> None:
     assert np.abs((given.astype("<u4") << 16).view("<f4") - wanted).max() <= 2**-8
 
 
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
+def test_s109_an_adapters_folder_leads_to_no_other_adapter(name: str, tmp_path: Path) -> None:
+    save_llama(tmp_path / "base")
+    for folder in ("lora", "private"):
+        save_adapter(tmp_path / folder)
+    (tmp_path / "lora" / name).unlink()
+    (tmp_path / "lora" / name).symlink_to(f"../private/{name}")
+    with pytest.raises(InvalidModel, match="hidden or outside"):
+        load_model(str(tmp_path / "base"), Sizes(chunk=1, adapter=tmp_path / "lora"))
+
+
 def test_the_command_line_takes_it_and_the_id_is_another(tmp_path: Path) -> None:
     save_llama(tmp_path / "base")
     save_adapter(tmp_path / "lora")

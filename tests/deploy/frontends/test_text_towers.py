@@ -197,7 +197,8 @@ def test_the_command_lists_every_family() -> None:
     (gemma,) = (line for line in text if line.startswith("Gemma3ForConditionalGeneration"))
     assert gemma.endswith("; text as Gemma3ForCausalLM; images with --vision and --images")
     assert rows["Gemma3ForConditionalGeneration"]["images"]
-    assert text[-1].split(maxsplit=1)[1] == "random weights; reranking, with one label"
+    tested = "random weights; reranking, with one label; GGUF: modern-bert"
+    assert text[-1].split(maxsplit=1)[1] == tested
 
 
 def test_a_tower_for_images_has_one_graph_in_both_spellings(tmp_path: Path) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from io import StringIO
+from pathlib import Path
 
+import pytest
 from rich.console import Console
-from splitup_deploy.showing.progress import HashBar, UploadBar, show_status
+from splitup_deploy.showing.progress import HashBar, UploadBar, show_status, write_file
+
+from splitup.core.errors import InvalidInput
 
 
 def test_each_phase_is_a_plain_line_off_a_terminal() -> None:
@@ -24,3 +29,14 @@ def test_each_phase_is_a_plain_line_off_a_terminal() -> None:
         "completing the manifest",
         "storing 1.5 MB",
     ]
+
+
+def test_s110_a_part_of_a_file_follows_no_link(tmp_path: Path) -> None:
+    other, file = tmp_path / "other", tmp_path / "out.json"
+    other.write_text("mine")
+    (tmp_path / f".out.json.{os.getpid()}").symlink_to(other)
+    with pytest.raises(InvalidInput, match="cannot write"):
+        write_file(file, "theirs")
+    assert other.read_text() == "mine"
+    write_file(file, "theirs")
+    assert file.read_text() == "theirs" and other.read_text() == "mine"

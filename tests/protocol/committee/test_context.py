@@ -12,6 +12,7 @@ from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN
 from splitup.protocol.committee.commands import FetchManifest, FetchSnapshot, Forget, Persist
 from splitup.protocol.committee.context import (
     ContentStore,
+    FeeTotals,
     SigningGuard,
     ThresholdSignatureCollector,
     compute_member_order,
@@ -97,6 +98,29 @@ def test_s94_strangers_models_displace_none_in_use(monkeypatch: pytest.MonkeyPat
         content_store.note_plan(manifest.model_id)
     content_store.add_manifest(idle)
     assert content_store.manifests() == [*strangers[-3:], idle]
+
+
+def test_s107_a_model_is_in_use_by_what_its_users_lose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "MAX_MANIFESTS", 8)
+    content_store = ContentStore()
+    content_store.note_fee("0xa", 1_000, 0.0)
+    for number in range(20):  # planned by a client that pays a node of its own
+        content_store.note_plan(f"0x{number}")
+        content_store.note_fee(f"0x{number}", 0, 1.0)
+        content_store.note_fee(f"0x{number}", 10, 2.0)
+    assert content_store.used == {"0xa"}
+    content_store.note_fee("0x1", 500, 3.0)  # a quarter of all fees makes a model used
+    assert content_store.used == {"0xa", "0x1"}
+    content_store.note_fee("0x2", 2_000, 30 * tuning.FEES_HALVE_S)
+    assert content_store.used == {"0x2"}, "what nobody pays for any more is forgotten"
+
+
+def test_s107_few_fees_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "MAX_OPEN_EXECUTIONS", 2)
+    totals = FeeTotals()
+    for model_id, fee in (("0xa", 9), ("0xb", 8), ("0xc", 7)):
+        totals.add(model_id, fee, 0.0)
+    assert totals.find_large(9) == {"0xa", "0xb"}
 
 
 @pytest.mark.parametrize("signers", [(0, 1, 2), (1, 2, 3), (3, 0, 2), (0, 1, 2, 3)])

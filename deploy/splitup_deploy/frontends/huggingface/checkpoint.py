@@ -44,7 +44,7 @@ def read_weight_file(path: Path) -> dict[str, WeightSource]:
             TensorSpec(name, tensor.dtype, tensor.shape),
             (FileSlice(path, tensor.start, tensor.end),),
         )
-        for name, tensor in validate_safetensors(path).items()
+        for name, tensor in validate_safetensors(check_own(path)).items()
     }
 
 
@@ -70,7 +70,7 @@ class DirectoryWeights(StoredWeights):
         self._tensors: dict[str, WeightSource] = {}
         files, read = _find_files(directory)
         for path in files:
-            for name, source in read(check_own(path)).items():
+            for name, source in read(path).items():
                 usual = rename(name)
                 if usual in self._tensors:
                     raise InvalidModel(f"weight {name!r:.120} is in two files of '{directory}'")

@@ -24,6 +24,7 @@ import numpy as np
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
+from splitup_deploy.frontends.own_files import check_own
 from splitup_deploy.frontends.pytorch.pickle_reader import (
     Constructor,
     Names,
@@ -379,7 +380,7 @@ class _Bounded:
 def read_state_file(path: Path) -> dict[str, WeightSource]:
     """Return where every tensor of a state file lies, by name; raises InvalidModel."""
     try:
-        with path.open("rb") as file:
+        with check_own(path).open("rb") as file:
             size = path.stat().st_size
             reader = _Reader(path, file, size)
             archive = file.read(4) == b"PK\x03\x04"

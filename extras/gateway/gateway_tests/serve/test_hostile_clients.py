@@ -182,6 +182,41 @@ async def test_few_large_bodies_are_read_at_once(
         slow[1][1].close()
 
 
+async def test_s111_who_sends_much_to_parse_is_waited_for_by_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, pauses = 100.0, []
+
+    async def read_body(_: web.Request) -> bytes:
+        return b"{}"
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        pauses.append(max(seconds, 0.0))
+        now += pauses[-1]
+
+    def parse(_: bytes) -> float:
+        nonlocal now
+        now += 2.0
+        if not large:
+            raise ApiError("refused")
+        return now
+
+    monkeypatch.setattr(access, "read_in_time", read_body)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    server = Access(None, clock=lambda: now)
+    keys = [SimpleNamespace(name=name, group="") for name in "ab"]
+    for key, large in ((0, True), (0, True), (1, True), (0, False), (0, True)):
+        request: Any = SimpleNamespace(content_length=None)
+        with contextlib.nullcontext() if large else pytest.raises(ApiError):
+            await server.read(request, keys[key], parse)  # type: ignore[arg-type]
+    # three times as long as its own last one took, less what another's took meanwhile
+    assert pauses == [0, 6, 0, 4, 6]
+    small: Any = SimpleNamespace(content_length=2)
+    await server.read(small, keys[0], parse)  # type: ignore[arg-type]
+    assert len(pauses) == 5
+
+
 async def test_s22_a_key_that_is_created_closes_a_server_that_runs(tmp_path: Path) -> None:
     keys = ApiKeys.open(f"sqlite:///{tmp_path / 'keys.sqlite'}")
     elsewhere = ApiKeys.open(f"sqlite:///{tmp_path / 'keys.sqlite'}")  # splitup keys

@@ -6,7 +6,9 @@ https://docs.cohere.com/reference/rerank, https://jina.ai/reranker.
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import json
 import math
 import secrets
 from collections.abc import Sequence
@@ -158,33 +160,29 @@ async def encode(
         add_to_totals(pool.totals, report)
 
 
-def make_answer(
+async def write_answer(
     model: EncoderModel, asked: EncodingRequest, rows: Array, report: Report
-) -> dict[str, Any]:
-    """Return the answer to a request; ``rows`` [texts, width] is what the model says of each."""
+) -> bytes:
+    """Return the answer to a request; ``rows`` [texts, width] is what the model says of each.
+
+    One of 2,048 vectors takes seconds to write, in which the server does other things, too.
+    """
     if isinstance(asked, RerankRequest):
-        return _make_rerank_answer(model, asked, rows, report)
-    return _make_embedding_answer(model, asked, rows, report)
+        return json.dumps(_make_rerank_answer(model, asked, rows, report)).encode()
+    data = []
+    for index, vector in enumerate(rows):
+        entry = {"object": "embedding", "index": index, "embedding": _describe(asked, vector)}
+        data.append(json.dumps(entry))
+        await asyncio.sleep(0)
+    rest = json.dumps({"model": model.name, "usage": _make_usage(report)})
+    return f'{{"object": "list", "data": [{", ".join(data)}], {rest[1:]}'.encode()
 
 
-def _make_embedding_answer(
-    model: EncoderModel, asked: EmbeddingRequest, vectors: Array, report: Report
-) -> dict[str, Any]:
-    """Return the answer of /v1/embeddings; base64 is of float32, little-endian."""
-    is_packed = asked.encoding_format == "base64"
-    data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": (
-                base64.b64encode(vector.astype("<f4").tobytes()).decode()
-                if is_packed
-                else [float(value) for value in vector]
-            ),
-        }
-        for index, vector in enumerate(vectors)
-    ]
-    return {"object": "list", "data": data, "model": model.name, "usage": _make_usage(report)}
+def _describe(asked: EmbeddingRequest, vector: Array) -> str | list[float]:
+    """Return a vector as it was asked for; base64 is of float32, little-endian."""
+    if asked.encoding_format == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return [float(value) for value in vector]
 
 
 def _make_rerank_answer(

@@ -344,6 +344,11 @@ def parse_body(body: bytes) -> object:
         raise ApiError("the request's body is not JSON") from None
 
 
+def read_request(kind: type[R], body: bytes) -> R:
+    """Return a request; raise what ``parse_body`` and ``parse_request`` do."""
+    return parse_request(kind, parse_body(body))
+
+
 def parse_request(kind: type[R], body: Any) -> R:
     """Return a request; raise ApiError that names a field at fault."""
     if not isinstance(body, dict):

@@ -59,15 +59,16 @@ async def write_whole(
             choice.finish()
         else:
             choice.append(piece)
-    await answer(stream, form.make_answer(choices), [choice.report for choice in choices])
+    body = json.dumps(form.make_answer(choices)).encode()
+    await answer(stream, body, [choice.report for choice in choices])
 
 
-async def answer(stream: Stream, body: object, reports: Sequence[Report]) -> None:
+async def answer(stream: Stream, body: bytes, reports: Sequence[Report]) -> None:
     """Give a whole answer, and what it cost."""
     cost = sum(report.total_micro_usdc for report in reports)
     headers = make_headers(reports) | {"x-splitup-cost": str(cost)}
     stream.begin(Head("application/json", headers, is_streamed=False))
-    await stream.append([json.dumps(body).encode()])
+    await stream.append([body])
 
 
 async def write_events(

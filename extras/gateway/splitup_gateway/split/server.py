@@ -144,11 +144,14 @@ class SplitServer:
     async def _post(self, request: web.Request) -> web.StreamResponse:
         """Answer one request over HTTP, in the form that it came in."""
         key = await self._authorise(request)
-        body = await self._access.read_body(request, key)
-        if len(body) > split.MAX_MESSAGE_BYTES:
-            raise web.HTTPRequestEntityTooLarge(split.MAX_MESSAGE_BYTES, len(body))
         is_binary = request.content_type == _BINARY
-        asked, tensor = split.decode_binary(body) if is_binary else split.decode_text(body)
+
+        def decode(body: bytes) -> tuple[Message, bytes]:
+            if len(body) > split.MAX_MESSAGE_BYTES:
+                raise web.HTTPRequestEntityTooLarge(split.MAX_MESSAGE_BYTES, len(body))
+            return split.decode_binary(body) if is_binary else split.decode_text(body)
+
+        _, (asked, tensor) = await self._access.read(request, key, decode)
         answer, rows = await self._answer(asked, tensor, key, request.headers)
         if is_binary:
             data = split.encode_binary(answer, rows)

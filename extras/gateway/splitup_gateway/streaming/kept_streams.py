@@ -37,7 +37,12 @@ class KeptStream(Stream):
             self.file.size = 0  # what it has of the request is to be gone
 
     def _save(self, events: Sequence[bytes], note: Note | None = None) -> None:
-        """Write these events, the last ones; at the end, and in a long file, only what is kept."""
+        """Write these events, the last ones; at the end, and in a long file, only what is kept.
+
+        A longer answer in one piece is not worth the time that its file takes everybody.
+        """
+        if self.size > tuning.STREAM_FILE_BYTES:
+            self.file.give_up()
         if self.file.is_given_up or self.head is None:
             return
         if 0 < self.file.size < tuning.STREAM_FILE_BYTES and not self.is_ended:

@@ -54,8 +54,7 @@ class StreamFile:
             with open(os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o600), "wb") as file:
                 file.write(data)
         except OSError as error:
-            self.is_given_up = True
-            self.delete()  # what follows would be missing
+            self.give_up()
             _log.warning(
                 "a stream will not outlive this server: %s (%s)", error.strerror, path.parent
             )
@@ -66,6 +65,11 @@ class StreamFile:
         data = self.path.read_bytes()
         self.size = len(data)
         return [json.loads(line) for line in data.split(b"\n")[:-1]]
+
+    def give_up(self) -> None:
+        """Write nothing more; what there is goes, as what follows would be missing."""
+        self.is_given_up = True
+        self.delete()
 
     def delete(self) -> None:
         """Remove it."""

@@ -258,3 +258,25 @@ async def test_a_text_goes_on_while_its_orders_cannot_be_kept(
             assert json.loads(await reply.text())["choices"][0]["text"] == SAID
         await wait_closed(keys, find_server(tmp_path / "streams"))
     assert spent(keys) == STEPS * PRICE
+
+
+# ---- requests that are refused -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"stop": ["x"] * 99}, {"stop": [""]}, {"logit_bias": {"2048": 1}}]
+)
+async def test_s106_what_cannot_be_answered_opens_no_execution(
+    model: ScriptedModel, wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, session = [], model.session
+
+    def note(*args: Any, **terms: Any) -> Any:
+        opened.append(args)
+        return session(*args, **terms)
+
+    monkeypatch.setattr(model, "session", note)
+    async with serve(model) as url, aiohttp.ClientSession() as http:
+        for body, status in (({**BODY, **wrong}, 400), (BODY, 200)):
+            async with http.post(f"{url}{PATH}", json=body) as response:
+                assert response.status == status and len(opened) == (status == 200)

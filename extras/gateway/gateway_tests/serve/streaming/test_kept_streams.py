@@ -112,6 +112,17 @@ async def test_s35_a_long_stream_has_a_short_file(
     assert gone.value.status == 410
 
 
+async def test_s105_a_long_answer_in_one_piece_has_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "STREAM_FILE_BYTES", 1_000)
+    streams = Streams(tmp_path)
+    for length, files in ((1_000, 1), (1_001, 1)):
+        stream = streams.join_or_start(ask(), say(b"a" * length))
+        assert len(await read(stream)) == length
+        assert len(os.listdir(tmp_path)) == files
+
+
 async def test_a_stream_goes_on_without_its_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
