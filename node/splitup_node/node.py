@@ -448,17 +448,13 @@ class NodeDaemon:
         await self._health.look()
         self._write_status(running=True)
 
-    async def _fetch_entry(self) -> dict[str, Any]:
-        entry: dict[str, Any] = await self._chain.call("nodes", "nodeOf", self._identity.address)
-        return entry
-
     async def _is_leaving(self) -> bool:
         """Return whether the owner wants the stake back, or has taken it."""
-        entry = await self._fetch_entry()
+        entry = await self._chain.call("nodes", "nodeOf", self._identity.address)
         return bool(entry["unbondingAt"]) or not entry["stake"]
 
     async def _look_at_stake(self) -> None:
-        entry = await self._fetch_entry()
+        entry = await self._chain.call("nodes", "nodeOf", self._identity.address)
         if problem := await find_low_stake(self._chain, entry, self._config):
             _log.warning("this node gets no work: %s", problem)
         await self._reporter.release_stake(entry)
