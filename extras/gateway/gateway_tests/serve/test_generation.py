@@ -21,7 +21,7 @@ from splitup.client.text.generation import Token
 from splitup.core.errors import ExecutionFailed, Implausible
 from splitup.decode.adjusted_sampler import Adjustments
 from splitup.decode.sampler import Sampler
-from tests.client.test_leases import make_pool
+from tests.client.lease_pools import make_pool
 
 PRICE = 12
 LOST = 3  # steps of the attempt that fails
