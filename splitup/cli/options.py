@@ -38,13 +38,19 @@ ExecutionArgument = Annotated[
 
 
 def read_text(text: str) -> str:
-    """Return a text; "-" is what standard input holds. Raises InvalidInput if that is not UTF-8."""
+    """Return a text; "-" is what standard input holds.
+
+    Raises InvalidInput if that is empty or not UTF-8.
+    """
     if text != "-":
         return text
     try:
-        return sys.stdin.buffer.read().decode()
+        found = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         raise InvalidInput(f"standard input is not UTF-8: {error}") from None
+    if not found:
+        raise InvalidInput("standard input is empty; it must hold the text")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

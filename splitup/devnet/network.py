@@ -23,7 +23,7 @@ from splitup.devnet.anvil import build_command, find_anvil
 from splitup.devnet.disk import describe_low
 from splitup.devnet.processes import DevnetProcess, find_program, spawn
 from splitup.devnet.restarts import Restarts
-from splitup.devnet.s3_server import start_object_server
+from splitup.devnet.s3_server import find_weed, start_object_server
 from splitup.devnet.state import (
     DEFAULT_MEMBERS,
     GATEWAYS,
@@ -102,6 +102,8 @@ class Devnet:
         self._lock.acquire()
         try:
             self._check_disk()
+            for find in (find_anvil, find_weed):
+                find()  # what is missing is said before any key is made
             self._stop_leftovers()
             self._write_runtime(ready=False)
             state = self._prepare_state()

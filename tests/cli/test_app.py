@@ -77,6 +77,20 @@ def test_doctor_says_what_mends_a_missing_part(
     assert broken == {"chain (Anvil)": compose_anvil_install()}
 
 
+def test_a_network_without_its_programs_makes_no_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANVIL_BIN", str(tmp_path / "absent"))
+    done = RUNNER.invoke(app, ["up", "--dir", str(tmp_path / "net")])
+    assert done.exit_code == 2 and "$ANVIL_BIN names" in done.output
+    assert {path.name for path in (tmp_path / "net").iterdir()} <= {"lock"}
+
+
+def test_an_empty_standard_input_is_no_prompt() -> None:
+    done = RUNNER.invoke(app, ["generate", "m", "--prompt", "-"], input="")
+    assert (done.exit_code, "standard input is empty" in done.output) == (2, True)
+
+
 def test_doctor_names_a_folder_and_a_memory_that_are_not_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
