@@ -117,11 +117,14 @@ Timed = tuple[float, int, list[int]]  # seconds after the first token, steps, to
 class Link:
     """The nodes behind the proxies."""
 
-    def __init__(self, engines: Engines, model: Model, ports: list[int]) -> None:
+    def __init__(
+        self, engines: Engines, model: Model, ports: list[int], tokenizer: bytes | None = None
+    ) -> None:
+        """Take the nodes, their model, their proxies, and a tokenizer other than the example's."""
         self._engines = engines
         self._model = model
         self._tokenizer = ModelTokenizer(
-            (find_example() / "tokenizer.json").read_bytes(), "example"
+            tokenizer or (find_example() / "tokenizer.json").read_bytes(), "the model"
         )
         entries = [node.entry for node in engines.nodes]
         self._endpoints = {
@@ -143,7 +146,7 @@ class Link:
     ) -> Timed:
         """Generate over the slow link, greedily without a sampler."""
         manifest = self._model.manifest
-        info = get_text_info(manifest, "example")
+        info = get_text_info(manifest, "the model")
         request = TextRequest(
             prompt=tuple(self._tokenizer.encode(prompt)),
             sampler=sampler or Sampler(),
@@ -151,7 +154,7 @@ class Link:
             eos_ids=frozenset(),  # so that every prompt gives equally many tokens
             vocab=info.vocab,
             context=info.context,
-            chunk=CHUNK,
+            chunk=manifest.inputs[0].shape[0],
             blocks=make_blocks(info.diffusion),
         )
         machine = decode(request)
