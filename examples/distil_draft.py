@@ -25,9 +25,12 @@ import json
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its own threads wait for each other where others work
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -43,10 +46,13 @@ from splitup.graph.rules import check_graph
 
 ROWS, LENGTH, QUESTION, KEPT = 32, 256, 48, 32  # texts at once; tokens of a text, of a question
 HEAD = 32  # size of an attention head of the draft
+SMALL = 0.05  # of numbers of its table, which should not drown what the blocks add to rows
 TEMPERATURES = (0.0, 0.8, 1.0)
-BATCH, RANDOM = 8, 4096  # texts of a step of training; tokens that stand for all that nobody kept
+BATCH, RANDOM = 4, 2048  # texts of a thread's step; tokens that stand for all that nobody kept
+THREADS = len(os.sched_getaffinity(0))
 JUDGED = 32  # of so many texts one is kept back, to judge the draft
 RANKS = (1, 2, 4, 8)
+TABLE = "model.embed_tokens.weight"
 PAGES = Path(__file__).parents[1] / "docs"
 Array = np.ndarray
 Writing = Generator[int, Array, None]  # tokens that are fed; logits behind them come back
@@ -77,10 +83,10 @@ class Teacher:
         self.program = TaskProgram.from_graph(
             check_graph(source.traced.graph),
             lambda name: memoryview(b"".join(weights[name].read())),
-            threads=len(os.sched_getaffinity(0)),
+            threads=THREADS,
         )
         self.text = source.text
-        head = weights.get("lm_head.weight", weights.get("model.embed_tokens.weight"))
+        head = weights.get("lm_head.weight", weights.get(TABLE))
         if head is None:
             raise SystemExit(f"error: {path} has no table of tokens of the usual name")
         parts = (head if head.encoding in ("", "bfloat16") else Dequantised(head)).read()
@@ -108,29 +114,27 @@ class Teacher:
         )
         return before, behind
 
+    def make_step(self, token: int, position: int) -> list[bytes | memoryview]:
+        """Return the inputs of a step of one token."""
+        arrays = make_arrays(make_causal_step([token], position), ROWS)
+        return [array_to_bytes(spec, arrays[spec.name]) for spec in self.program.inputs]
+
     def write(self, author: Author, seconds: float) -> None:
         """Write texts for some time."""
         program = self.program
-        slots = [
-            [program.new_state(), text, next(text), 0]
-            for text in (author.begin() for _ in range(self.width))
-        ]
+        states = [program.new_state() for _ in range(self.width)]
+        texts = [author.begin() for _ in states]
+        fed = [(next(text), 0) for text in texts]  # a token, at a position
         begun = said = time.monotonic()
         while (now := time.monotonic()) - begun < seconds:
-            steps = []
-            for state, _, token, position in slots:
-                arrays = make_arrays(make_causal_step([token], position), ROWS)
-                inputs = [array_to_bytes(spec, arrays[spec.name]) for spec in program.inputs]
-                steps.append((state, inputs))
-            results = program.run_together(steps)
-            for slot, [data] in zip(slots, results, strict=True):
+            steps = [(state, self.make_step(*row)) for state, row in zip(states, fed, strict=True)]
+            for place, [data] in enumerate(program.run_together(steps)):
                 try:
-                    logits = np.frombuffer(data, np.float32)[: self.text.vocab]
-                    slot[2] = slot[1].send(logits)
-                    slot[3] += 1
+                    token = texts[place].send(np.frombuffer(data, np.float32)[: self.text.vocab])
+                    fed[place] = token, fed[place][1] + 1
                 except StopIteration:
-                    slot[1] = author.begin()
-                    slot[2:] = next(slot[1]), 0
+                    texts[place] = author.begin()
+                    fed[place] = next(texts[place]), 0
             if now - said > 15:
                 said = now
                 count = sum(len(text.tokens) for text in author.texts)
@@ -215,7 +219,7 @@ def reduce_table(table: Array, covariance: Array, hidden: int) -> Array:
     _, axes = np.linalg.eigh(root[:, None] * (basis.T @ covariance @ basis) * root)
     kept = axes[:, -hidden:]
     reduced = table @ (basis / np.maximum(root, 1e-6 * root.max())) @ kept
-    return (reduced / reduced.std()).astype(np.float32)
+    return (SMALL * reduced / reduced.std()).astype(np.float32)
 
 
 def read_paragraphs(paths: Sequence[Path]) -> list[str]:
@@ -235,7 +239,7 @@ class Draft:
     def __init__(self, config: dict[str, Any], weights: dict[str, Array]) -> None:
         self.config, self.weights = config, weights
         self.gradients: dict[str, Array] = {}
-        self.table = weights["model.embed_tokens.weight"]
+        self.table = weights[TABLE]
         size, theta = config["head_dim"], config["rope_parameters"]["rope_theta"]
         angles = np.arange(LENGTH)[:, None] * theta ** (-np.arange(0, size, 2) / size)
         self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
@@ -373,8 +377,8 @@ def make_weights(
         return (rng.normal(size=shape) * shape[1] ** -0.5).astype(np.float32)
 
     weights = {
-        "model.embed_tokens.weight": table,
-        "model.norm.weight": np.full(hidden, hidden**-0.5, np.float32),
+        TABLE: table,
+        "model.norm.weight": np.ones(hidden, np.float32),
     }
     for layer in (f"model.layers.{number}" for number in range(count)):
         for norm in ("input_layernorm", "post_attention_layernorm"):
@@ -444,37 +448,42 @@ def train(
     lr_muon: float = 0.02,
     lr_adam: float = 0.01,
 ) -> None:
-    """Train the blocks and norms: matrices by Muon, norms by Adam."""
-    rng, begun = np.random.default_rng(1), time.monotonic()
-    first = {
-        name: np.zeros_like(each) for name, each in draft.weights.items() if "embed" not in name
-    }
+    """Train the blocks and norms: matrices by Muon, norms by Adam; each thread has a batch."""
+    drafts = [Draft(draft.config, draft.weights) for _ in range(THREADS)]  # of the same weights
+    generators = np.random.default_rng(1).spawn(THREADS)
+    first = {name: np.zeros_like(each) for name, each in draft.weights.items() if name != TABLE}
     second = {name: np.zeros_like(each) for name, each in first.items() if each.ndim == 1}
-    step, said, losses = 0, begun, []
-    while (done := (time.monotonic() - begun) / seconds) < 1:
-        step += 1
-        scale = min(1, step / 20) * min(1, (1 - done) / 0.7 + 0.01)
-        losses.append(learn(draft, [texts[i] for i in rng.integers(0, len(texts), BATCH)], rng))
-        for name, moment in first.items():
-            weight, gradient = draft.weights[name], draft.gradients[name]
-            if name in second:
-                moment += 0.1 * (gradient - moment)
-                second[name] += 0.05 * (gradient**2 - second[name])
-                part = np.sqrt(second[name] / (1 - 0.95**step)) + 1e-10
-                weight -= (
-                    lr_adam * scale * moment / (1 - 0.9**step) / part * (np.abs(weight).mean())
-                )
-            else:
-                moment *= 0.95
-                moment += gradient
-                rate = lr_muon * scale
-                update = orthogonalise(gradient + 0.95 * moment)
-                weight *= 1 - 0.05 * rate
-                weight -= rate * max(1, weight.shape[0] / weight.shape[1]) ** 0.5 * update
-        if (now := time.monotonic()) - said > 15:
-            said = now
-            print(f"{done:.0%}: step {step}, {np.mean(losses):.3f} nats", flush=True)
-            losses.clear()
+    step, losses, begun = 0, list[float](), time.monotonic()
+    said = begun
+
+    def learn_batch(one: Draft, rng: np.random.Generator) -> float:
+        return learn(one, [texts[i] for i in rng.integers(0, len(texts), BATCH)], rng)
+
+    def update(name: str) -> None:
+        gradient = sum(one.gradients[name] for one in drafts) / THREADS
+        weight, moment = draft.weights[name], first[name]
+        if name in second:
+            moment += 0.1 * (gradient - moment)
+            second[name] += 0.05 * (gradient**2 - second[name])
+            part = np.sqrt(second[name] / (1 - 0.95**step)) + 1e-10
+            weight -= lr_adam * scale * moment / (1 - 0.9**step) / part
+        else:
+            moment *= 0.95
+            moment += gradient
+            change = orthogonalise(gradient + 0.95 * moment)
+            weight *= 1 - 0.05 * lr_muon * scale
+            weight -= lr_muon * scale * max(1, weight.shape[0] / weight.shape[1]) ** 0.5 * change
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        while (done := (time.monotonic() - begun) / seconds) < 1:
+            step += 1
+            scale = min(1, step / 20) * min(1, (1 - done) / 0.7 + 0.01)
+            losses += pool.map(learn_batch, drafts, generators)
+            list(pool.map(update, first))
+            if (now := time.monotonic()) - said > 15:
+                print(f"{done:.0%}: step {step}, {np.mean(losses):.3f} nats", flush=True)
+                said = now
+                losses.clear()
 
 
 def report(draft: Draft, texts: Sequence[Text]) -> None:
@@ -495,10 +504,8 @@ def report(draft: Draft, texts: Sequence[Text]) -> None:
         if ranks:
             rank = np.concatenate(ranks)
             shares = " / ".join(f"{(rank < most).mean():.1%}" for most in RANKS)
-            print(
-                f"T = {temperature}, {len(rank)} tokens: first {RANKS}: {shares}; overlap {np.concatenate(both).mean():.1%}",
-                flush=True,
-            )
+            overlap = f"the models overlap by {np.concatenate(both).mean():.1%}"
+            print(f"T = {temperature}: first {RANKS}: {shares}; {overlap}", flush=True)
 
 
 # ---- all of it ---------------------------------------------------------------------------------
