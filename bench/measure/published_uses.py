@@ -205,11 +205,11 @@ class Uses:
                 say(figures[-1])
         return f"tokens a step (times the sequential speed): {'; '.join(figures)}; the same texts"
 
-    async def draft_far(self) -> str:
-        """Do so where the nodes are far away."""
+    async def draft_on_a_clock(self) -> str:
+        """Do so where steps take set times, on nodes that are near and far."""
         if self.draft_folder is None:
             raise Failed("there is no draft model")
-        return await drafts.draft_far(self.draft_folder)
+        return await asyncio.to_thread(drafts.draft_on_a_clock, self.draft_folder)
 
     async def survive(self) -> str:
         """Kill a node in the middle of an answer; then settle, check and read the receipt."""
@@ -429,7 +429,7 @@ def list_draft(uses: Uses) -> list[Row]:
         ("register", lambda: uses.put(MODEL)),
         (f"a draft distilled in {drafts.MINUTES} minutes", uses.distil),
         ("its drafts on the network", uses.draft_by_model),
-        (f"its drafts on four nodes, {drafts.FAR_MS} ms away", uses.draft_far),
+        ("its drafts on a clock", uses.draft_on_a_clock),
     ]
 
 

@@ -117,14 +117,11 @@ Timed = tuple[float, int, list[int]]  # seconds after the first token, steps, to
 class Link:
     """The nodes behind the proxies."""
 
-    def __init__(
-        self, engines: Engines, model: Model, ports: list[int], tokenizer: bytes | None = None
-    ) -> None:
-        """Take the nodes, their model, their proxies, and a tokenizer other than the example's."""
+    def __init__(self, engines: Engines, model: Model, ports: list[int]) -> None:
         self._engines = engines
         self._model = model
         self._tokenizer = ModelTokenizer(
-            tokenizer or (find_example() / "tokenizer.json").read_bytes(), "the model"
+            (find_example() / "tokenizer.json").read_bytes(), "example"
         )
         entries = [node.entry for node in engines.nodes]
         self._endpoints = {
@@ -146,7 +143,7 @@ class Link:
     ) -> Timed:
         """Generate over the slow link, greedily without a sampler."""
         manifest = self._model.manifest
-        info = get_text_info(manifest, "the model")
+        info = get_text_info(manifest, "example")
         request = TextRequest(
             prompt=tuple(self._tokenizer.encode(prompt)),
             sampler=sampler or Sampler(),
@@ -154,7 +151,7 @@ class Link:
             eos_ids=frozenset(),  # so that every prompt gives equally many tokens
             vocab=info.vocab,
             context=info.context,
-            chunk=manifest.inputs[0].shape[0],
+            chunk=CHUNK,
             blocks=make_blocks(info.diffusion),
         )
         machine = decode(request)

@@ -77,12 +77,12 @@ async def load_client(model: Model) -> ClientPrograms:
 
 
 async def load_draft(
-    folder: Path, chunk: int, name: str | Path = DRAFT
+    folder: Path, chunk: int, name: str = DRAFT
 ) -> tuple[Manifest, ClientPrograms]:
-    """Load an example or a directory as a client does with drafts, in one task."""
-    source = find_example().parent / name
+    """Load an example, by default the draft model, as a client does with drafts, in one task."""
+    source = find_example().with_name(name)
     model = await asyncio.to_thread(_cut, source, folder, Sizes(chunk=chunk), 1)
-    manifest = bring_home(model.manifest, source.name)
+    manifest = bring_home(model.manifest, name)
     return manifest, await load_client(Model(manifest, model.folder))
 
 
