@@ -45,6 +45,7 @@ from splitup.decode.step import make_arrays, make_causal_step
 from splitup.graph.rules import check_graph
 
 ROWS, LENGTH, QUESTION, KEPT = 32, 256, 48, 32  # texts at once; tokens of a text, of a question
+LOOP = 16  # tokens that come again where a text repeats itself
 HEAD = 32  # size of an attention head of the draft
 SMALL = 0.05  # of numbers of its table, which should not drown what the blocks add to rows
 TEMPERATURES = (0.0, 0.8, 1.0)
@@ -202,10 +203,16 @@ class Author:
             if self.rng.integers(8) == 0:
                 hidden = self.inverse @ logits
                 self.covariance += np.outer(hidden, hidden)
-            if token in self.ends or len(text.tokens) == most:
+            if token in self.ends or len(text.tokens) == most or is_loop(text.tokens):
                 return
             text.tokens.append(token)
             logits = yield token
+
+
+def is_loop(tokens: Sequence[int]) -> bool:
+    """Say whether a text has come to what it said before: n-grams draft what follows."""
+    last, count = tokens[-LOOP:], len(tokens)
+    return any(tokens[at : at + LOOP] == last for at in range(count - 2 * LOOP + 1))
 
 
 def reduce_table(table: Array, covariance: Array, hidden: int) -> Array:
