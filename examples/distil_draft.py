@@ -546,7 +546,10 @@ def main() -> None:
     begun = time.monotonic()
     teacher = Teacher(options.teacher)
     author = Author(teacher, read_paragraphs(options.text), seed=time.time_ns())
-    teacher.write(author, 30 * options.minutes - (time.monotonic() - begun))
+    try:
+        teacher.write(author, 30 * options.minutes - (time.monotonic() - begun))
+    except KeyboardInterrupt:
+        raise SystemExit("stopped before the training, so there is nothing to save") from None
     texts = [text for text in author.texts if text.counts.any()]
     print(f"{len(texts)} texts, such as {teacher.tokenizer.decode(texts[0].tokens)!r}", flush=True)
     draft = open_draft(options.out, teacher, author, options.layers, options.hidden)

@@ -31,6 +31,7 @@ from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.ngrams import NgramDrafts
+from splitup.decode.speculation.rates import Pace
 from splitup.decode.speculation.sources import ModelDrafts
 from splitup.decode.speculation.target_ngrams import TargetNgrams
 from splitup.decode.step import Decoder, StepInput, make_arrays
@@ -46,6 +47,7 @@ TEMPERATURES: Final = (0.0, 0.8)
 SEED: Final = 7
 ROUND_TRIPS_MS: Final = (0, 80)
 TOKENS: Final = 64
+NEVER: Final = 10**9  # rounds until drafts that lose are paused
 # Seconds of a step, and of each row: SmolLM2's at a context of 1,024 (docs/models.md), and those of
 # a draft of 21 MB (0.5 ms for one row and 4.4 for 16) with the ranking of its logits.
 TARGET_S: Final = 0.013, 0.0034
@@ -149,6 +151,7 @@ def draft_on_a_clock(folder: Path) -> str:
                 Way("sequential"),
                 Way("n-grams", None, Experience()),
                 Way("draft model", draft, Experience()),
+                Way("without pauses", draft, Experience(Pace(trial_rounds=NEVER))),
             )
             for way in ways:
                 clock.run(way, make_request(tokenizer, source, WARMING, 0.0, is_chat=True))
