@@ -40,11 +40,13 @@ from splitup_deploy.frontends.source_model import Sizes, SourceText
 
 from splitup.backend.runtime import TaskProgram
 from splitup.client.text.tokenizer import ModelTokenizer
+from splitup.core.errors import SplitUpError
 from splitup.core.tensors import array_to_bytes
 from splitup.decode.step import make_arrays, make_causal_step
 from splitup.graph.rules import check_graph
 
 ROWS, LENGTH, QUESTION, KEPT = 32, 256, 48, 32  # texts at once; tokens of a text, of a question
+MESSAGE = "MESSAGE"  # which no template has
 LOOP = 16  # tokens that come again where a text repeats itself
 HEAD = 32  # size of an attention head of the draft
 SMALL = 0.05  # of numbers of its table, which should not drown what the blocks add to rows
@@ -104,16 +106,13 @@ class Teacher:
         self.width = min(ROWS, self.program.width)
 
     def list_frames(self) -> tuple[list[int], list[int]] | None:
-        """Return the tokens before and behind a user's message; None without a chat template."""
+        """Return the tokens before and behind a user's message, None where no chat has them."""
         if (chat := self.text.chat) is None:
             return None
-        messages = [{"role": "user", "content": "MESSAGE"}]
-        text = self.tokenizer.render_chat(chat, messages, context=LENGTH)
-        before, behind = text.split("MESSAGE")
-        before, behind = (
-            self.tokenizer.encode(part, add_special_tokens=False) for part in (before, behind)
-        )
-        return before, behind
+        messages = [{"role": "user", "content": MESSAGE}]
+        parts = self.tokenizer.render_chat(chat, messages, context=LENGTH).split(MESSAGE)
+        frames = [self.tokenizer.encode(part, add_special_tokens=False) for part in parts]
+        return (frames[0], frames[1]) if len(frames) == 2 and all(frames) else None
 
     def make_step(self, token: int, position: int) -> list[bytes | memoryview]:
         """Return the inputs of a step of one token."""
@@ -546,10 +545,7 @@ def main() -> None:
     begun = time.monotonic()
     teacher = Teacher(options.teacher)
     author = Author(teacher, read_paragraphs(options.text), seed=time.time_ns())
-    try:
-        teacher.write(author, 30 * options.minutes - (time.monotonic() - begun))
-    except KeyboardInterrupt:
-        raise SystemExit("stopped before the training, so there is nothing to save") from None
+    teacher.write(author, 30 * options.minutes - (time.monotonic() - begun))
     texts = [text for text in author.texts if text.counts.any()]
     print(f"{len(texts)} texts, such as {teacher.tokenizer.decode(texts[0].tokens)!r}", flush=True)
     draft = open_draft(options.out, teacher, author, options.layers, options.hidden)
@@ -565,4 +561,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit("stopped before the training, so there is nothing to save") from None
+    except SplitUpError as error:
+        raise SystemExit(f"error: {error}") from None
