@@ -14,8 +14,8 @@ tokens of 3.3 characters. With
     --hidden 128 --layers 2 --heads 4 --kv-heads 2 --ffn 384 --cpu-seconds 700 --tokenizer FIRST_OUT
 
 and a rate of 4e-3 for AdamW it gave the draft model beside it, packages-draft-0.7m: 0.66 M
-parameters, 14.4 M tokens seen, 3.22 nats/token, before distil_draft.py went on with it.
-A prompt is the start of a description's first line, after <|endoftext|>.
+parameters, 14.4 M tokens seen, 3.22 nats/token, before an earlier distil_draft.py (at 49b3e601)
+went on with it. A prompt is the start of a description's first line, after <|endoftext|>.
 ``--tokenizer`` takes the tokenizer of a model trained before, for a smaller model beside it,
 ``--family`` another architecture, such as gemma3_text.
 """

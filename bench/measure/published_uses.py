@@ -26,6 +26,7 @@ from safetensors.numpy import save_file
 from splitup_private.adapters.client import AdapterOptions, EncryptedAdapter
 from splitup_private.adapters.weights import load_adapter
 
+from bench.measure import published_drafts as drafts
 from bench.report import ROOT, say
 from bench.testbed.network import put_model, run_network
 from bench.testbed.page_memory import PeakReader
@@ -94,6 +95,7 @@ class Uses:
 
     devnet: Devnet
     net: SplitUp
+    draft_folder: Path | None = None  # of a draft model, once there is one
     texts: dict[str, Generation] = field(default_factory=dict)  # of the uncut models, too
 
     @property
@@ -169,6 +171,45 @@ class Uses:
             f"{count / drafted.session.steps:.2f} a step; {drafted.seconds:.1f} s instead of "
             f"{plain.seconds:.1f}; the same text"
         )
+
+    async def distil(self) -> str:
+        """Distil a draft model, unless one was given, and register it."""
+        folder = self.draft_folder or self.directory / drafts.DRAFT.name
+        if self.draft_folder is None:
+            await drafts.distil(folder)
+            self.draft_folder = folder
+        made = await put_model(self.devnet, self.net, drafts.DRAFT, folder)
+        size = (folder / "model.safetensors").stat().st_size
+        return f"{size / 1e6:.0f} MB; registered in {made.seconds:.1f} s"
+
+    async def draft_by_model(self) -> str:
+        """Decode by drafts of n-grams, and of the draft model as well."""
+        figures = []
+        for kind, prompts in drafts.PROMPTS.items():
+            models = [replace(MODEL, prompt=each, is_chat=kind == "answers") for each in prompts]
+            for temperature in drafts.TEMPERATURES:
+                options = {"temperature": temperature, "seed": drafts.SEED}
+                plain = [await self.collect(model, **options) for model in models]
+                said = []
+                for name, draft in (("n-grams", None), ("draft model", drafts.DRAFT.name)):
+                    options |= {"decoder": "speculative", "draft": draft}
+                    found = [await self.collect(model, **options) for model in models]
+                    is_same = [text.tokens for text in found] == [text.tokens for text in plain]
+                    check(is_same, f"{name}: another text")
+                    rate = sum(len(text.tokens) for text in found) / sum(
+                        text.session.steps for text in found
+                    )
+                    gain = sum(text.seconds for text in plain) / sum(text.seconds for text in found)
+                    said.append(f"{name} {rate:.2f} ({gain:.2f} ×)")
+                figures.append(f"{kind}, T = {temperature:g}: {', '.join(said)}")
+                say(figures[-1])
+        return f"tokens a step (times the sequential speed): {'; '.join(figures)}; the same texts"
+
+    async def draft_on_a_clock(self) -> str:
+        """Do so where steps take set times, on nodes that are near and far."""
+        if self.draft_folder is None:
+            raise Failed("there is no draft model")
+        return await asyncio.to_thread(drafts.draft_on_a_clock, self.draft_folder)
 
     async def survive(self) -> str:
         """Kill a node in the middle of an answer; then settle, check and read the receipt."""
@@ -382,17 +423,35 @@ def list_open(uses: Uses) -> list[Row]:
     ]
 
 
-_ON_A_NETWORK: Final = {"private": list_private, "gemma": list_gemma, "open": list_open}
+def list_draft(uses: Uses) -> list[Row]:
+    """Return the uses of a draft model that is distilled from SmolLM2."""
+    return [
+        ("register", lambda: uses.put(MODEL)),
+        (f"a draft distilled in {drafts.MINUTES} minutes", uses.distil),
+        ("its drafts on the network", uses.draft_by_model),
+        ("its drafts on a clock", uses.draft_on_a_clock),
+    ]
+
+
+_ON_A_NETWORK: Final = {
+    "private": list_private,
+    "gemma": list_gemma,
+    "draft": list_draft,
+    "open": list_open,
+}
 _HERE: Final = (("`splitup-deploy privacy`", attack), ("`splitup-deploy export`", export))
 PARTS: Final = (*_ON_A_NETWORK, "here")  # in order: ``open`` kills a node, ``here`` needs none
 
 
-async def run_uses(parts: Sequence[str]) -> bool:
-    """Run the parts, on one network; return whether no use failed."""
+async def run_uses(parts: Sequence[str], draft: Path | None) -> bool:
+    """Run the parts, on one network; return whether no use failed.
+
+    ``draft`` is a draft model that was distilled before.
+    """
     is_fine = True
     if lists := [_ON_A_NETWORK[part] for part in parts if part != "here"]:
         async with run_network(NODES, MODEL.node_vram_bytes) as (devnet, net):
-            uses = Uses(devnet, net)
+            uses = Uses(devnet, net, draft)
             for list_rows in lists:
                 is_fine &= await report(list_rows(uses))
     return await report(_HERE) and is_fine if "here" in parts else is_fine
