@@ -163,7 +163,7 @@ def _show_output(report: DemoReport, console: Console) -> None:
     console.print(
         f"submitted to last result: {main.elapsed_s:.2f} s, of which "
         f"{main.plan_s:.2f} s until every task had its node; the whole model takes "
-        f"{comparison.reference_s:.2f} s ({comparison.determinism_class})",
+        f"{comparison.reference_s:.2g} s ({comparison.determinism_class})",
     )
 
 

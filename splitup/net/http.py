@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import time
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import aiohttp
 
@@ -28,12 +28,11 @@ from splitup.core.errors import (
 from splitup.core.http_session import Redirected, open_session
 from splitup.crypto.jws import sign_jws
 from splitup.crypto.keys import Identity
-from splitup.messages.api import Route
+from splitup.messages.api import M, Route
 from splitup.messages.base import Message, count_values
 from splitup.net.endpoints import make_socket_factory
 
 _SILENT: Final = "it gave no reason"
-M = TypeVar("M", bound=Message)
 
 
 class SignedClient(Closing):

@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -25,8 +25,7 @@ from splitup.core.errors import (
     Unavailable,
 )
 from splitup.crypto.jws import Claims, verify_jws
-from splitup.messages.api import Route
-from splitup.messages.base import Message
+from splitup.messages.api import M, Route
 from splitup.net.admission import Admission, AdmittingSite
 from splitup.net.metrics import count_requests
 
@@ -35,7 +34,6 @@ _log = logging.getLogger("splitup.http")
 _malformed = logging.getLogger("splitup.http.malformed")
 _malformed.setLevel(logging.CRITICAL)
 _ADMISSION: Final = web.AppKey("admission", Admission)
-M = TypeVar("M", bound=Message)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

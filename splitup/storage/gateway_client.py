@@ -48,7 +48,6 @@ from splitup.messages.storage import (
 )
 from splitup.messages.verification import VerificationOrder
 from splitup.net.http import SignedClient
-from splitup.net.http_server import M
 
 _log = logging.getLogger("splitup.storage")
 # the proof names no chain and no contract; the request that carries it is for one gateway and
@@ -220,10 +219,10 @@ class GatewayClient(Closing):
         if status not in (200, 412):
             raise Refused(f"{store} refused the upload of {grant.key} with {status}", status=status)
 
-    async def _ask_grants(self, route: api.Route[M], body: M) -> Grants:
+    async def _ask_grants(self, route: api.Route[api.M], body: api.M) -> Grants:
         return Grants.from_value(await self._ask(route, body))
 
-    async def _ask(self, route: api.Route[M], body: M) -> dict[str, Any]:
+    async def _ask(self, route: api.Route[api.M], body: api.M) -> dict[str, Any]:
         async def ask(url: str) -> dict[str, Any]:
             # the audience is the gateway's own URL, so that no other gateway accepts the token
             return await self._http.post_signed(route, url, url, body)

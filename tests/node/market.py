@@ -48,7 +48,7 @@ from splitup.messages.verification import (
     VerificationResult,
 )
 from splitup.net.http import SignedClient
-from splitup.net.http_server import M, add_routes, make_app, read_message, serve_app
+from splitup.net.http_server import add_routes, make_app, read_message, serve_app
 from splitup.protocol.settlement.attestations import sign_attestation
 from tests.builders import HANG_S, KERNELS
 from tests.node.graphs import make_reference
@@ -73,7 +73,7 @@ class Members:
     identities: Iterator[Identity] = field(default_factory=lambda: iter(()))
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    async def _read(self, request: web.Request, route: api.Route[M]) -> M:
+    async def _read(self, request: web.Request, route: api.Route[api.M]) -> api.M:
         return (await read_message(request, route, audience=self.audience)).message
 
     async def _tell(self) -> None:

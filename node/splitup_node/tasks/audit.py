@@ -322,7 +322,8 @@ async def _find_models(chain: Chain, models: Sequence[str]) -> dict[str, tuple[s
     for model in models:
         if model not in by_name:
             raise InvalidInput(
-                f"there is no model {model!r} on this network; leave --model out to try all of them"
+                f"there is no model {model!r} on this network; leave --model out to try those "
+                "that others hold"
             )
     return {by_name[model]: tasks[by_name[model]] for model in models}
 

@@ -268,7 +268,7 @@ class LoadedTasks:
         if not audit.may_serve:
             self._failed[key] = (
                 f"{task.label} is not served, because this machine would be slashed for it: "
-                f"{audit.detail}; try all tasks with: splitup-node audit"
+                f"{audit.detail}; see which others it may serve: splitup-node audit"
             )
             await self._unload(task.task_id)
             raise AuditFailed(self._failed[key])

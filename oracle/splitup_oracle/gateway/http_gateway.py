@@ -47,7 +47,6 @@ from splitup.messages.storage import (
 )
 from splitup.net.http import SignedClient
 from splitup.net.http_server import (
-    M,
     Server,
     add_routes,
     get_admission,
@@ -165,7 +164,10 @@ class Gateway:
         )
 
     def _answer(
-        self, what: str, route: api.Route[M], grant: Callable[[M, str], Awaitable[_Answer]]
+        self,
+        what: str,
+        route: api.Route[api.M],
+        grant: Callable[[api.M, str], Awaitable[_Answer]],
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         """Return the handler of a route; ``what`` is its name in the audit log."""
 
