@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +26,7 @@ from tests.e2e.test_network import compute_reference, make_inputs
 
 LYING_NODE = Path(__file__).with_name("lying_node.py")
 STEPS = 2
+BUSY_LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(10**6))"
 
 # In small: test_restart.py has one liar in a whole network, and tests/protocol/settlement what
 # members decide about others: test_verdicts.py (false accusations, outputs that nobody finds,
@@ -206,6 +209,60 @@ def test_s07_who_sends_the_client_other_outputs_than_it_commits_to_is_slashed(
         assert verdict.validators, "who recomputed what it committed to found it right, and is paid"
         assert result.nodes[port.task] in dict(receipt.slashes)
     assert found
+
+
+@contextmanager
+def keep_members_slow(network: Network) -> Iterator[None]:
+    """Let four members and three busy loops share one processor: a member gets a quarter at most.
+
+    What a member starts for its recomputations inherits the processor.
+    """
+    (first, *_) = sorted(os.sched_getaffinity(0))
+    loops = [subprocess.Popen([sys.executable, "-c", BUSY_LOOP]) for _ in range(3)]
+    members = [network.pid_of(f"member-{n}") for n in range(network.members)]
+    own = os.sched_getaffinity(members[0])
+    try:
+        for process in [loop.pid for loop in loops] + list_descendants(members):
+            set_processors(process, {first})
+        assert all(os.sched_getaffinity(member) == {first} for member in members)
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+        for process in list_descendants(members):
+            set_processors(process, own)
+
+
+def list_descendants(roots: list[int]) -> list[int]:
+    """Return processes and all that they started."""
+    found = list(roots)
+    for process in found:  # grows
+        with suppress(FileNotFoundError):
+            tasks = Path(f"/proc/{process}/task")
+            for task in tasks.iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def set_processors(process: int, processors: set[int]) -> None:
+    """Confine all threads of a process; one that ended is skipped."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            os.sched_setaffinity(int(task.name), processors)
+
+
+def test_a_liar_and_honest_nodes_are_told_apart_by_members_with_little_cpu(
+    network: Network, expected: bytes
+) -> None:
+    """Whose judges are slow neither keeps stake for a lie nor loses stake without one."""
+    with replace_nodes(network, node_0="every 10 3") as nodes, keep_members_slow(network):
+        lies = asyncio.run(play(network, nodes, {"node-0"}, most=20, more=1))
+    assert lies.lost.keys() == {"node-0"}, "no honest stake is touched"
+    for result, _, verdicts, _ in list_complete(lies.done):
+        outcomes = {verdict.outcome for verdict in verdicts}
+        assert outcomes <= {"honest", "lied"}
+        assert "lied" in outcomes or result.outputs["logits"].tobytes() == expected
 
 
 def test_a21_who_guesses_or_stores_nothing_is_penalised_and_nobody_around_it(
