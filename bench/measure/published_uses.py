@@ -30,14 +30,15 @@ from splitup_private.adapters.weights import load_adapter
 from bench.report import ROOT, say
 from bench.testbed.network import put_model, run_network
 from bench.testbed.page_memory import PeakReader
-from bench.testbed.programs import run_json, run_server, run_service
+from bench.testbed.programs import run_server, run_service
 from bench.testbed.published import CASES, QUESTION, SHORT
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
 from splitup.demo.models import DemoModel
 from splitup.demo.report import Generation
-from splitup.demo.run import NODES, compare, generate
+from splitup.demo.run import NODES, compare, encode_prompt, generate
 from splitup.devnet.network import Devnet
+from splitup.devnet.processes import find_program, run_program
 from tests.page_build import find_browser
 from tests.texts import read_account
 
@@ -227,9 +228,11 @@ class Uses:
         torn = await self.collect(MODEL, on_token=kill)
         check(torn.tokens == plain.tokens, f"another text: {torn.text}")
         check(torn.session.takeovers > 0, "no node took over")
-        execution = torn.session.execution_id
-        receipt = await run_json("splitup", "receipt", execution, "--config", self.directory)
-        checked = await run_json("splitup", "check", execution, "--config", self.directory)
+        options = (torn.session.execution_id, "--json", "--config", self.directory)
+        receipt, checked = [
+            await run_program(find_program("splitup"), command, *options)
+            for command in ("receipt", "check")
+        ]
         check(receipt["status"] == "settled", f"the receipt says {receipt['status']}")
         check(receipt["steps"] == torn.session.steps, f"paid {receipt['steps']} steps")
         return (
@@ -242,14 +245,7 @@ class Uses:
     async def collect(self, model: DemoModel, **options: Any) -> Text:
         """Write with the SDK's ``generate``, which takes every option."""
         on_token = options.pop("on_token", None)
-        found = await self.net.fetch_text_model(model.name)
-        prompt: Any = model.prompt
-        if model.is_chat:
-            assert found.info.chat is not None
-            messages = [{"role": "user", "content": model.prompt}]
-            chat, context = found.info.chat, found.info.context
-            prompt = found.tokenizer.render_chat(chat, messages, context=context)
-            prompt = found.tokenizer.encode(prompt, add_special_tokens=False)
+        prompt = await encode_prompt(self.net, model)
         sessions: list[Session] = []
         tokens, pieces, gap_s, at, started = [], [], 0.0, 0.0, 0.0
         async for token in self.net.generate(
@@ -379,8 +375,8 @@ async def attack() -> str:
     """Measure what nodes reconstruct."""
     sizes = ("--context", str(MODEL.context), "--chunk", str(MODEL.chunk))
     started = time.monotonic()
-    flags = ("--text", TEXT, "--private", "1", "--tokens", "16", *sizes)
-    found = await run_json("splitup-deploy", "privacy", MODEL.find(), *flags)
+    flags = ("--json", "--text", TEXT, "--private", "1", "--tokens", "16", *sizes)
+    found = await run_program(find_program("splitup-deploy"), "privacy", MODEL.find(), *flags)
     [split] = found["splits"].values()
     pairs, learned = split["pairs"][-1]
     return (
@@ -394,8 +390,8 @@ async def export() -> str:
     """Write the model as one file for a small device."""
     with tempfile.TemporaryDirectory(prefix="splitup-edge-") as folder:
         file = Path(folder) / "smollm2.onnx"
-        flags = ("--backend", "onnx", "--max-len", str(MODEL.context), "--output", file)
-        found = await run_json("splitup-deploy", "export", MODEL.find(), *flags)
+        flags = ("--json", "--backend", "onnx", "--max-len", str(MODEL.context), "--output", file)
+        found = await run_program(find_program("splitup-deploy"), "export", MODEL.find(), *flags)
     return f"an ONNX file of {found['file_bytes'] / 1e6:.0f} MB"
 
 
