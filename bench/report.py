@@ -168,6 +168,12 @@ def read_tree_pss(pid: int) -> int:
 
 
 def read_cpu_s(pid: int) -> float:
-    """Return the CPU seconds a process has used."""
+    """Return the CPU seconds a process has used, and its children that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def read_tree_cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process and of everything it started."""
+    children = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return read_cpu_s(pid) + sum(read_tree_cpu_s(int(child)) for child in children.split())

@@ -14,7 +14,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -154,14 +153,13 @@ def run_ours(name: str, chunk: int) -> dict[str, Any]:
 
     program = TaskProgram.from_graph(graph, get_bytes)
     loaded_s = time.perf_counter() - begun
-    used_bytes = read_used_bytes()
     [logits] = program.outputs
 
     def make_inputs(tokens: list[int], position: int) -> list[bytes]:
         arrays = make_arrays(make_causal_step(tokens, position), chunk)
         return [arrays[spec.name].tobytes() for spec in program.inputs]
 
-    state, token, tokens, times = program.new_state(), FIRST, [], []
+    state, token, times = program.new_state(), FIRST, []
     digest = hashlib.sha256()
     for position in range(TOKENS):
         inputs = make_inputs([token], position)
@@ -170,19 +168,12 @@ def run_ours(name: str, chunk: int) -> dict[str, Any]:
         times.append(1e3 * (time.perf_counter() - started))
         digest.update(out)
         token = int(np.frombuffer(out, np.float32).reshape(-1, logits.shape[-1])[-1].argmax())
-        tokens.append(token)
     result = {
         "load_s": round(loaded_s, 2),
         "step_ms": round(median(times[4:]), 3),
-        "first_ms": round(times[0], 3),
         "predicted_bytes": program.vram_bytes,
         "allocated_bytes": program.allocated_bytes,
-        "used_bytes": used_bytes,
-        "used_after_bytes": read_used_bytes(),
-        "kernels": len(program._calls),
         "weight_bytes": sum(one.spec.nbytes for one in graph.weights),
-        "width": program.width,
-        "tokens": tokens,
         "sha256": digest.hexdigest()[:16],
     }
     if chunk > 1:
@@ -203,27 +194,15 @@ def run_tinygrad(name: str, _: int) -> dict[str, Any]:
     from tinygrad.tensor import Tensor
 
     weights, config = Weights(), make_config(name)
-    begun = time.perf_counter()
     dtype = config["torch_dtype"]
     model = Llama(config, CONTEXT, lambda weight, shape: weights.get(weight, shape, dtype))
-    position, token, tokens, times = UOp.variable("at", 0, CONTEXT - 1), FIRST, [], []
+    position, token, times = UOp.variable("at", 0, CONTEXT - 1), FIRST, list[float]()
     for at in range(TOKENS):
         started = time.perf_counter()
         logits: Any = model.step(Tensor([[token]]), position.bind(at)).numpy()
         times.append(1e3 * (time.perf_counter() - started))
         token = int(logits[0, -1].argmax())
-        tokens.append(token)
-    spent = round(time.perf_counter() - begun, 2)
-    return {"step_ms": round(median(times[4:]), 3), "all_s": spent, "tokens": tokens}
-
-
-def read_used_bytes() -> int:
-    """Return the bytes in use on card 0, -1 where there is no nvidia-smi."""
-    asked = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
-    try:
-        return int(subprocess.run(asked, capture_output=True, check=True).stdout.split()[0]) << 20
-    except (OSError, subprocess.CalledProcessError):
-        return -1
+    return {"step_ms": round(median(times[4:]), 3)}
 
 
 def main() -> None:

@@ -19,8 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from bench.measure.idle_costs import read_cpu_s
-from bench.report import say
+from bench.report import read_tree_cpu_s, say
 from bench.testbed.network import put_model, run_network
 from bench.testbed.published import SHORT
 from splitup.client.connection import SplitUp
@@ -38,13 +37,13 @@ IDLE_S: Final = 20.0
 async def write_text(net: SplitUp, share: float, idle_share: float) -> tuple[float, float]:
     """Return which share of a text's tasks was verified, and its CPU seconds."""
     opened: list[Session] = []
-    before_s, began = read_cpu_s(os.getpid()), time.monotonic()
+    before_s, began = read_tree_cpu_s(os.getpid()), time.monotonic()
     text = net.generate(
         SHORT.name, PROMPT, max_tokens=TOKENS, verify=share, on_session=opened.append
     )
     tokens = [token async for token in text]
     receipt = await net.receipt(opened[0].execution_id)
-    used_s = read_cpu_s(os.getpid()) - before_s - idle_share * (time.monotonic() - began)
+    used_s = read_tree_cpu_s(os.getpid()) - before_s - idle_share * (time.monotonic() - began)
     evidence = await net.evidence(receipt)
     checked = len(evidence.verdicts) / len(opened[0].manifest.tasks)
     say(f"{len(tokens)} tokens, {checked:.0%} of tasks verified: {used_s:.2f} CPU seconds")
@@ -56,9 +55,9 @@ async def measure(rounds: int) -> None:
     async with run_network(NODES, SHORT.node_vram_bytes) as (devnet, net):
         await put_model(devnet, net, SHORT)
         await write_text(net, 1.0, 0)  # what is compiled and loaded once
-        before_s = read_cpu_s(os.getpid())
+        before_s = read_tree_cpu_s(os.getpid())
         await asyncio.sleep(IDLE_S)
-        idle_share = (read_cpu_s(os.getpid()) - before_s) / IDLE_S
+        idle_share = (read_tree_cpu_s(os.getpid()) - before_s) / IDLE_S
         say(f"idle: {idle_share:.1%} of a core")
         found = [
             await write_text(net, share, idle_share) for _ in range(rounds) for share in SHARES

@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
-from bench.report import say
+from bench.report import read_tree_cpu_s, say
 from splitup.client.connection import SplitUp
 from splitup.config import NETWORK_FILE
 from splitup.demo.models import find_example
@@ -30,21 +30,6 @@ from splitup.devnet.network import DevnetOptions
 from splitup.devnet.state import read_runtime
 
 SETTLE_S: Final = 75.0  # members rest 30 s after the last snapshot, which is up to 30 s later
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-
-
-def read_cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a running process and of everything it started."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    ticks = sum(int(field) for field in fields[11:15])  # own and ended children's
-    children = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    return ticks / _TICKS_PER_S + sum(read_cpu_s(int(child)) for child in children.split())
-
-
-def list_processes(directory: Path) -> dict[str, int]:
-    """Return the process ids of a running network by name."""
-    runtime = read_runtime(directory)
-    return {process.name: process.pid for process in runtime.processes}
 
 
 async def load_model(directory: Path) -> None:
@@ -55,12 +40,11 @@ async def load_model(directory: Path) -> None:
 
 def measure(directory: Path, seconds: float) -> dict[str, Any]:
     """Return the figures of the network that runs in ``directory``."""
-    processes = list_processes(directory)
-    supervisor = read_runtime(directory).supervisor
+    runtime = read_runtime(directory)
 
     def read() -> dict[str, float]:
-        used = {name: read_cpu_s(pid) for name, pid in processes.items()}
-        used["supervisor"] = read_cpu_s(supervisor) - sum(used.values())
+        used = {process.name: read_tree_cpu_s(process.pid) for process in runtime.processes}
+        used["supervisor"] = read_tree_cpu_s(runtime.supervisor) - sum(used.values())
         return used
 
     before, began = read(), time.monotonic()

@@ -146,9 +146,6 @@ def run_bench(model: str, target_bytes: int, chunk: int, rounds: int) -> dict[st
         say(_describe(row))
     shortest = [min(task.seconds) for task in tasks]  # other load only makes it longer
     return {
-        "model": model,
-        "target_bytes": target_bytes,
-        "chunk": chunk,
         "tasks": len(tasks),
         "memory_excess": {
             "min": round(min(row.excess for row in (*tasks, whole)), 4),

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -26,18 +27,18 @@ from safetensors.numpy import save_file
 from splitup_private.adapters.client import AdapterOptions, EncryptedAdapter
 from splitup_private.adapters.weights import load_adapter
 
-from bench.measure import published_drafts as drafts
 from bench.report import ROOT, say
 from bench.testbed.network import put_model, run_network
 from bench.testbed.page_memory import PeakReader
-from bench.testbed.programs import run_json, run_server, run_service
+from bench.testbed.programs import run_server, run_service
 from bench.testbed.published import CASES, QUESTION, SHORT
 from splitup.client.connection import SplitUp
 from splitup.client.execution.session import Session
 from splitup.demo.models import DemoModel
 from splitup.demo.report import Generation
-from splitup.demo.run import NODES, compare, generate
+from splitup.demo.run import NODES, compare, encode_prompt, generate
 from splitup.devnet.network import Devnet
+from splitup.devnet.processes import find_program, run_program
 from tests.page_build import find_browser
 from tests.texts import read_account
 
@@ -49,6 +50,14 @@ GEMMA: Final = replace(
 PRIVATE_0: Final = replace(PRIVATE, name="smollm2-private-0", max_tokens=12)
 TURNS: Final = (QUESTION, "And snow?", "Say it in one short sentence.")
 REPETITION: Final = "Write five times: The rain in Spain stays mainly in the plain."
+MINUTES: Final = 20  # to distil a draft model
+DRAFT: Final = replace(SHORT, name="smollm2-draft", target_vram="200MB")
+PROMPTS: Final = {
+    "answers": (QUESTION, "What is the capital of France, and what is it known for?"),
+    "prose": ("The rain in Spain", "The history of the lighthouse begins"),
+}
+TEMPERATURES: Final = (0.0, 0.8)
+SEED: Final = 7
 RANK: Final = 4
 PATIENCE_MS: Final = 240_000  # of a page
 LEASE: Final = ("--lease-steps", "1000")
@@ -174,24 +183,24 @@ class Uses:
 
     async def distil(self) -> str:
         """Distil a draft model, unless one was given, and register it."""
-        folder = self.draft_folder or self.directory / drafts.DRAFT.name
+        folder = self.draft_folder or self.directory / DRAFT.name
         if self.draft_folder is None:
-            await drafts.distil(folder)
+            await distil(folder)
             self.draft_folder = folder
-        made = await put_model(self.devnet, self.net, drafts.DRAFT, folder)
+        made = await put_model(self.devnet, self.net, DRAFT, folder)
         size = (folder / "model.safetensors").stat().st_size
         return f"{size / 1e6:.0f} MB; registered in {made.seconds:.1f} s"
 
     async def draft_by_model(self) -> str:
         """Decode by drafts of n-grams, and of the draft model as well."""
         figures = []
-        for kind, prompts in drafts.PROMPTS.items():
+        for kind, prompts in PROMPTS.items():
             models = [replace(MODEL, prompt=each, is_chat=kind == "answers") for each in prompts]
-            for temperature in drafts.TEMPERATURES:
-                options = {"temperature": temperature, "seed": drafts.SEED}
+            for temperature in TEMPERATURES:
+                options = {"temperature": temperature, "seed": SEED}
                 plain = [await self.collect(model, **options) for model in models]
                 said = []
-                for name, draft in (("n-grams", None), ("draft model", drafts.DRAFT.name)):
+                for name, draft in (("n-grams", None), ("draft model", DRAFT.name)):
                     options |= {"decoder": "speculative", "draft": draft}
                     found = [await self.collect(model, **options) for model in models]
                     is_same = [text.tokens for text in found] == [text.tokens for text in plain]
@@ -204,12 +213,6 @@ class Uses:
                 figures.append(f"{kind}, T = {temperature:g}: {', '.join(said)}")
                 say(figures[-1])
         return f"tokens a step (times the sequential speed): {'; '.join(figures)}; the same texts"
-
-    async def draft_on_a_clock(self) -> str:
-        """Do so where steps take set times, on nodes that are near and far."""
-        if self.draft_folder is None:
-            raise Failed("there is no draft model")
-        return await asyncio.to_thread(drafts.draft_on_a_clock, self.draft_folder)
 
     async def survive(self) -> str:
         """Kill a node in the middle of an answer; then settle, check and read the receipt."""
@@ -225,9 +228,11 @@ class Uses:
         torn = await self.collect(MODEL, on_token=kill)
         check(torn.tokens == plain.tokens, f"another text: {torn.text}")
         check(torn.session.takeovers > 0, "no node took over")
-        execution = torn.session.execution_id
-        receipt = await run_json("splitup", "receipt", execution, "--config", self.directory)
-        checked = await run_json("splitup", "check", execution, "--config", self.directory)
+        options = (torn.session.execution_id, "--json", "--config", self.directory)
+        receipt, checked = [
+            await run_program(find_program("splitup"), command, *options)
+            for command in ("receipt", "check")
+        ]
         check(receipt["status"] == "settled", f"the receipt says {receipt['status']}")
         check(receipt["steps"] == torn.session.steps, f"paid {receipt['steps']} steps")
         return (
@@ -240,14 +245,7 @@ class Uses:
     async def collect(self, model: DemoModel, **options: Any) -> Text:
         """Write with the SDK's ``generate``, which takes every option."""
         on_token = options.pop("on_token", None)
-        found = await self.net.fetch_text_model(model.name)
-        prompt: Any = model.prompt
-        if model.is_chat:
-            assert found.info.chat is not None
-            messages = [{"role": "user", "content": model.prompt}]
-            chat, context = found.info.chat, found.info.context
-            prompt = found.tokenizer.render_chat(chat, messages, context=context)
-            prompt = found.tokenizer.encode(prompt, add_special_tokens=False)
+        prompt = await encode_prompt(self.net, model)
         sessions: list[Session] = []
         tokens, pieces, gap_s, at, started = [], [], 0.0, 0.0, 0.0
         async for token in self.net.generate(
@@ -362,12 +360,23 @@ def write_adapter(folder: Path, width: int) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
+async def distil(folder: Path) -> None:
+    """Make the draft model, with the minutes that are allowed."""
+    script = ROOT / "examples/distil_draft.py"
+    path = await asyncio.to_thread(DRAFT.find)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, script, path, folder, "--minutes", str(MINUTES)), stdout=sys.stderr
+    )
+    if await process.wait():
+        raise Failed(f"{script.name} failed")
+
+
 async def attack() -> str:
     """Measure what nodes reconstruct."""
     sizes = ("--context", str(MODEL.context), "--chunk", str(MODEL.chunk))
     started = time.monotonic()
-    flags = ("--text", TEXT, "--private", "1", "--tokens", "16", *sizes)
-    found = await run_json("splitup-deploy", "privacy", MODEL.find(), *flags)
+    flags = ("--json", "--text", TEXT, "--private", "1", "--tokens", "16", *sizes)
+    found = await run_program(find_program("splitup-deploy"), "privacy", MODEL.find(), *flags)
     [split] = found["splits"].values()
     pairs, learned = split["pairs"][-1]
     return (
@@ -381,8 +390,8 @@ async def export() -> str:
     """Write the model as one file for a small device."""
     with tempfile.TemporaryDirectory(prefix="splitup-edge-") as folder:
         file = Path(folder) / "smollm2.onnx"
-        flags = ("--backend", "onnx", "--max-len", str(MODEL.context), "--output", file)
-        found = await run_json("splitup-deploy", "export", MODEL.find(), *flags)
+        flags = ("--json", "--backend", "onnx", "--max-len", str(MODEL.context), "--output", file)
+        found = await run_program(find_program("splitup-deploy"), "export", MODEL.find(), *flags)
     return f"an ONNX file of {found['file_bytes'] / 1e6:.0f} MB"
 
 
@@ -427,9 +436,8 @@ def list_draft(uses: Uses) -> list[Row]:
     """Return the uses of a draft model that is distilled from SmolLM2."""
     return [
         ("register", lambda: uses.put(MODEL)),
-        (f"a draft distilled in {drafts.MINUTES} minutes", uses.distil),
+        (f"a draft distilled in {MINUTES} minutes", uses.distil),
         ("its drafts on the network", uses.draft_by_model),
-        ("its drafts on a clock", uses.draft_on_a_clock),
     ]
 
 

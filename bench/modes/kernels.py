@@ -84,7 +84,8 @@ def load(path: Path, rows: int, threads: int, *, uses_native_code: bool) -> Run:
     """Compile the uncut model and return a function that times TOKENS steps, or one of rows."""
     program = load_program(path, threads, uses_native_code=uses_native_code)
     steps = make_steps(program, rows, TOKENS if rows == 1 else 1)
-    clock = get_clock(threads)
+    # with one thread its CPU time, which excludes other load
+    clock = time.process_time if threads == 1 else time.perf_counter
 
     def run() -> float:
         state = program.new_state()
@@ -116,11 +117,6 @@ def measure_replay(path: Path, rounds: int) -> dict[str, float]:
     decoded, again = (round(statistics.median(column), 2) for column in zip(*rows, strict=True))
     ratio = statistics.median(again / decoded for decoded, again in rows)
     return {"decoded, CPU s": decoded, "again, CPU s": again, "again / decoded": round(ratio, 3)}
-
-
-def get_clock(threads: int) -> Callable[[], float]:
-    """Return the clock to measure with; for one thread its CPU time, which excludes other load."""
-    return time.process_time if threads == 1 else time.perf_counter
 
 
 def measure_bandwidth() -> float:

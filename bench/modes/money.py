@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.modes.split import generate
-from bench.report import ROOT, Bar, Report, read_cpu_s, say
+from bench.report import ROOT, Bar, Report, read_tree_cpu_s, say
 from bench.testbed.engines import Engines, Model, run_engines
 from bench.testbed.models import CHUNK, NODES, cut_example, place_tasks, spread_tasks
 from splitup.chain.rpc import Rpc
@@ -153,4 +153,4 @@ async def execute(engines: Engines, model: Model, sessions: int) -> None:
 
 
 def _read_cpu(engines: Engines) -> list[float]:
-    return [read_cpu_s(node.child.pid) + read_cpu_s(node.worker_pid) for node in engines.nodes]
+    return [read_tree_cpu_s(node.child.pid) for node in engines.nodes]

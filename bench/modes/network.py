@@ -35,23 +35,12 @@ def make_report(measured: list[tuple[Generation, ResultComparison]]) -> Report:
         for generation, _ in measured
         for transition in compute_transitions(generation.session.manifest, generation.trace)
     ]
-    steps = [
-        1000 * (generation.elapsed_s - generation.plan_s) / generation.session.steps
-        for generation, _ in measured
-    ]
-    uncut = [1000 * c.reference_s / generation.session.steps for generation, c in measured]
     elapsed = spread([generation.elapsed_s for generation, _ in measured])
     summary = summarise_ms(transitions)
     figures = {
-        "tasks": len(measured[0][0].session.manifest.tasks),
-        "runs": len(measured),
         "transition_ms": summary,
-        "transition_remote_ms": summarise_ms([t for t in transitions if not t.is_local]),
-        "transition_local_ms": summarise_ms([t for t in transitions if t.is_local]),
         "submit_to_result_s": elapsed,
         "plan_s": spread([generation.plan_s for generation, _ in measured]),
-        "distributed_ms_per_step": spread(steps),
-        "one_process_ms_per_step": spread(uncut),
     }
     equal = sum(comparison.equal for _, comparison in measured)
     bars = [

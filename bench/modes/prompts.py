@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench.report import Bar, Report, median_ratio, read_cpu_s, say, spread
+from bench.report import Bar, Report, median_ratio, read_cpu_s, read_tree_cpu_s, say, spread
 from bench.testbed.engines import Engines, Model, run_engines
 from bench.testbed.models import NODES, cut_published, place_tasks, spread_tasks
 from bench.testbed.uncut_process import (
@@ -142,8 +142,7 @@ async def read_prompt(session: Session, steps: list[Arrays]) -> int:
 
 
 def _read_cpu(engines: Engines) -> float:
-    nodes = ((node.child.pid, node.worker_pid) for node in engines.nodes)
-    return read_cpu_s(os.getpid()) + sum(read_cpu_s(pid) for pids in nodes for pid in pids)
+    return read_cpu_s(os.getpid()) + sum(read_tree_cpu_s(node.child.pid) for node in engines.nodes)
 
 
 # ---- another's text ----------------------------------------------------------------------------
@@ -160,13 +159,12 @@ async def measure_gaps(engines: Engines, model: Model, tokens: int, rounds: int)
         )
         alone_ms += alone
         beside_ms += beside
-    median = statistics.median(beside_ms)
-    p99 = _compute_p99(beside_ms)
+    nanoseconds = [round(1e6 * value) for value in beside_ms]
+    p99 = round(compute_percentile(nanoseconds, 99) / 1e6, 3)
     return {
-        "alone_ms": {**spread(alone_ms), "p99": _compute_p99(alone_ms)},
+        "alone_ms": spread(alone_ms),
         "beside_ms": {**spread(beside_ms), "p99": p99, "count": len(beside_ms)},
-        "p99_to_median": round(p99 / median, 3),
-        "p99_to_median_alone": round(p99 / statistics.median(alone_ms), 3),
+        "p99_to_median": round(p99 / statistics.median(beside_ms), 3),
     }
 
 
@@ -204,7 +202,3 @@ class _Writer:
         self._token = pick(outputs["logits"])
         self.position += 1
         return _MS * (time.perf_counter() - begun)
-
-
-def _compute_p99(values: list[float]) -> float:
-    return round(compute_percentile([round(_MS * value) for value in values], 99) / _MS, 3)

@@ -10,10 +10,9 @@ import asyncio
 import os
 import statistics
 import tempfile
-import time
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bench.modes.split import CONTEXT, generate
 from bench.report import Bar, Report, read_cpu_s, read_rss_bytes, say
@@ -44,7 +43,7 @@ async def run(quick: bool) -> Report:
         example = await asyncio.to_thread(cut_example, Path(name) / "example", CHUNK)
         async with run_engines(place_tasks([model, example])) as engines:
             rows = await measure_throughput(engines, model, rounds)
-            memory = await measure_growth(engines, example, steps)
+            growth = await measure_growth(engines, example, steps)
         ceiling = await measure_ceiling(checkpoint)
     single = statistics.median(row["one"] for row in rows)
     ratio = statistics.median(row["many"] / row["one"] for row in rows)
@@ -70,12 +69,12 @@ async def run(quick: bool) -> Report:
         Bar("slowest session's tokens/s against the mean", round(share, 2), "×", at_least=0.5),
         Bar(
             f"growth of a daemon's memory over {steps} steps",
-            memory["daemon_growth_mb"],
+            round(growth / 1e6, 1),
             "MB",
             at_most=24.0,
         ),
     ]
-    return Report(bars, {"rounds": rows, "ceiling": ceiling, "memory": memory})
+    return Report(bars, {"rounds": rows, "ceiling": ceiling})
 
 
 async def measure_throughput(engines: Engines, model: Model, rounds: int) -> list[dict[str, float]]:
@@ -84,7 +83,7 @@ async def measure_throughput(engines: Engines, model: Model, rounds: int) -> lis
     for number in range(rounds + 1):
         say(f"round {number} of {rounds}")
         [alone] = await generate_at_once(engines, model, 1)
-        begun, cpu = time.perf_counter(), _read_cpu(engines)
+        cpu = _read_cpu(engines)
         each = await generate_at_once(engines, model, SESSIONS)
         seconds = max(each)
         used = {part: cpu_s - cpu[part] for part, cpu_s in _read_cpu(engines).items()}
@@ -94,7 +93,6 @@ async def measure_throughput(engines: Engines, model: Model, rounds: int) -> lis
                     "one": TOKENS / alone,
                     "many": SESSIONS * TOKENS / seconds,
                     "slowest": statistics.mean(each) / seconds,
-                    "with_opening_s": time.perf_counter() - begun,
                     **{
                         f"CPU ms per token, {part}": 1000 * cpu_s / (SESSIONS * (TOKENS + 1))
                         for part, cpu_s in used.items()
@@ -116,8 +114,8 @@ async def generate_at_once(engines: Engines, model: Model, count: int) -> list[f
     return list(await asyncio.gather(*(one() for _ in range(count))))
 
 
-async def measure_growth(engines: Engines, model: Model, steps: int) -> dict[str, Any]:
-    """Return by how many bytes daemons and workers grow over consecutive sessions."""
+async def measure_growth(engines: Engines, model: Model, steps: int) -> int:
+    """Return by how many bytes a daemon grows at most over consecutive sessions."""
 
     async def generate_some(sessions: int) -> None:
         for _ in range(sessions):
@@ -133,23 +131,11 @@ async def measure_growth(engines: Engines, model: Model, steps: int) -> dict[str
     before = _read_memory(engines)
     say(f"{steps} steps")
     await generate_all(max(AT_ONCE, steps // STEPS_PER_SESSION))
-    after = _read_memory(engines)
-    growth = {
-        key: max(a - b for a, b in zip(after[key], before[key], strict=True)) for key in after
-    }
-    return {
-        "daemon_growth_mb": round(growth["daemons"] / 1e6, 1),
-        "worker_growth_mb": round(growth["workers"] / 1e6, 1),
-        "daemons_mb": [round(size / 1e6) for size in after["daemons"]],
-        "workers_mb": [round(size / 1e6) for size in after["workers"]],
-    }
+    return max(a - b for a, b in zip(_read_memory(engines), before, strict=True))
 
 
-def _read_memory(engines: Engines) -> dict[str, list[int]]:
-    return {
-        "daemons": [read_rss_bytes(node.child.pid) for node in engines.nodes],
-        "workers": [read_rss_bytes(node.worker_pid) for node in engines.nodes],
-    }
+def _read_memory(engines: Engines) -> list[int]:
+    return [read_rss_bytes(node.child.pid) for node in engines.nodes]
 
 
 def _read_cpu(engines: Engines) -> dict[str, float]:

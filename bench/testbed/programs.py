@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import signal
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from bench.report import say
 from splitup.core.errors import Unavailable
@@ -55,15 +53,3 @@ async def run_server(
     command = ("serve", model, "--port", "0", *flags, "--config", directory)
     async with run_service(r"base URL: (\S+)/v1", *command) as server:
         yield server
-
-
-async def run_json(program: str, *arguments: str | Path) -> dict[str, Any]:
-    """Run a program to its end; return the JSON object that it prints, or raise Unavailable."""
-    process = await asyncio.create_subprocess_exec(
-        *(find_program(program), *map(str, arguments), "--json"), stdout=PIPE, stderr=PIPE
-    )
-    out, err = await process.communicate()
-    if process.returncode:
-        raise Unavailable(err.decode()[-400:])
-    found: dict[str, Any] = json.loads(out)
-    return found

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict
 
 from splitup.chain.client import Chain
 from splitup.core import tuning
 from splitup.core.errors import ChainUnavailable, PeerFault
+from splitup.core.latest import Latest
 from splitup.crypto.bls import decode_public_key_eip2537
 from splitup.crypto.quorum import Domain
 from splitup.messages.plans import PlanCertificate
@@ -72,10 +72,12 @@ class Committees:
         self._chain = chain
         self._current: CommitteeView | None = None
         self._looked_s = -math.inf  # monotonic
-        self._views: OrderedDict[int, CommitteeView] = OrderedDict()  # with their keys: final
-        self._executions: OrderedDict[str, int] = OrderedDict()  # -> configuration
+        # with their keys: final
+        self._views: Latest[int, CommitteeView] = Latest(tuning.MAX_CHANGES)
+        self._configurations: Latest[str, int] = Latest(tuning.MAX_OPEN_EXECUTIONS)  # of executions
         self._gate = asyncio.Semaphore(tuning.COMMITTEE_LOOKUPS)
-        self._signed: OrderedDict[str, CommitteeView] = OrderedDict()  # what was checked, by digest
+        # what was checked, by digest
+        self._signed: Latest[str, CommitteeView] = Latest(tuning.MAX_CACHED_CERTIFICATES)
 
     async def fetch_current(self, *, max_age_s: float = tuning.COMMITTEE_CACHE_S) -> CommitteeView:
         """Return the committee as it was at most ``max_age_s`` ago.
@@ -98,14 +100,14 @@ class Committees:
         """Return the committee in force at an execution's request; the current one until then."""
         current = await self.fetch_current(max_age_s=max_age_s)
         try:
-            number = self._executions.get(execution_id)
+            number = self._configurations.get(execution_id)
             if number is None:
                 async with self._gate:
                     found = await self._chain.call("market", "executionOf", execution_id)
                 number = int(found["configuration"])
                 if not number:
                     return current
-                self._note(execution_id, number)
+                self._configurations[execution_id] = number
             return current if number == current.configuration else await self._fetch(number)
         except ChainUnavailable:
             return current
@@ -120,7 +122,7 @@ class Committees:
         if (checked := self._signed.get(digest)) is not None:
             return checked
         execution_id = certificate.plan.request.execution_id
-        known = self._views.get(self._executions.get(execution_id, 0))
+        known = self._views.get(self._configurations.get(execution_id, 0))
         view = known or await self.fetch_current()
         try:
             await asyncio.to_thread(check_certificate, certificate, view)
@@ -130,8 +132,8 @@ class Committees:
                 raise
             view = other
             await asyncio.to_thread(check_certificate, certificate, view)
-        self._note(execution_id, view.configuration)
-        self._note_signed(digest, view)
+        self._configurations[execution_id] = view.configuration
+        self._signed[digest] = view
         return view
 
     async def check_draw(self, draw: Draw, committee: CommitteeView) -> None:
@@ -139,7 +141,7 @@ class Committees:
         digest = draw.digest("splitup/draw/v1")
         if self._signed.get(digest) != committee:
             await asyncio.to_thread(check_draw, draw, committee)
-            self._note_signed(digest, committee)
+            self._signed[digest] = committee
 
     async def _fetch(self, configuration: int) -> CommitteeView:
         view = self._views.get(configuration)
@@ -147,17 +149,4 @@ class Committees:
             view = await fetch_committee(self._chain, configuration)
             if view.group_key:
                 self._views[configuration] = view
-                while len(self._views) > tuning.MAX_CHANGES:
-                    self._views.popitem(last=False)
         return view
-
-    def _note_signed(self, digest: str, committee: CommitteeView) -> None:
-        self._signed[digest] = committee
-        while len(self._signed) > tuning.MAX_CACHED_CERTIFICATES:
-            self._signed.popitem(last=False)
-
-    def _note(self, execution_id: str, configuration: int) -> None:
-        self._executions[execution_id] = configuration
-        self._executions.move_to_end(execution_id)
-        while len(self._executions) > tuning.MAX_OPEN_EXECUTIONS:
-            self._executions.popitem(last=False)

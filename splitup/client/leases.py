@@ -16,7 +16,7 @@ import itertools
 import logging
 import math
 import operator
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -37,6 +37,7 @@ from splitup.core.errors import (
     Throttled,
     Unavailable,
 )
+from splitup.core.latest import Latest
 from splitup.decode.cache_contents import CacheContents
 from splitup.messages.snapshots import ModelHolders
 
@@ -184,7 +185,7 @@ class LeasePool:
         self._retry_at = 0.0
         self._failure: tuple[float, SplitUpError] | None = None  # of the last opening, and when
         self._is_open = False
-        self._owners: OrderedDict[str, str] = OrderedDict()  # of executions, latest last
+        self._owners: Latest[str, str] = Latest(KNOWN_EXECUTIONS)  # of executions
         self._served: dict[str, int] = {}  # principals, each with the number of its last turn
         self._count = itertools.count(1)
         self._pace = HoldTimes(options.most)
@@ -535,8 +536,6 @@ class LeasePool:
         lease.principal = waiter.principal
         self._served[waiter.principal] = next(self._count)
         self._owners[lease.session.execution_id] = waiter.principal
-        while len(self._owners) > KNOWN_EXECUTIONS:
-            self._owners.popitem(last=False)
         waiter.lease.set_result(lease)
 
     def _pick(self, waiter: _Waiter, now: float) -> Lease | None:

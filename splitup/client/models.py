@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ from splitup.client.text.grammar import Grammars
 from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core import tuning
 from splitup.core.errors import ChainRejected, InvalidInput, Refused
+from splitup.core.latest import Latest
 from splitup.graph.manifest import ChatInfo, Manifest, get_blob_key
 from splitup.graph.manifest_rules import load_manifest
 from splitup.net.http import SignedClient
@@ -55,7 +55,7 @@ class Models:
         self._recorded = RecordedModels(chain)
         self._http = http
         self._cache_directory = cache_directory
-        self._models: OrderedDict[str, Model] = OrderedDict()  # latest last
+        self._models: Latest[str, Model] = Latest(tuning.MAX_CACHED_MANIFESTS)
         self._ids: dict[str, str] = {}  # by name
         # by digest and template: a stranger's template ends no other model's process
         self._tokenizers: dict[tuple[str, ChatInfo | None], ModelTokenizer] = {}
@@ -79,8 +79,6 @@ class Models:
             manifest = await asyncio.to_thread(load_manifest, data)
             await self._recorded.check(manifest)
             self._models[model] = Model(model, model_id, manifest)
-            while len(self._models) > tuning.MAX_CACHED_MANIFESTS:
-                self._models.popitem(last=False)
         self._models.move_to_end(model)
         return self._models[model]
 

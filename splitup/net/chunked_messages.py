@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections import OrderedDict
 from typing import Annotated
 
 from pydantic import Field
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, PeerFault
+from splitup.core.latest import Latest
 from splitup.messages import api
 from splitup.messages.base import DigestField, Message
 from splitup.net.http import SignedClient
@@ -30,7 +30,7 @@ class ChunkedMessages:
     """The latest ``tuning.MAX_CHUNKED_MESSAGES`` messages that this process offers to others."""
 
     def __init__(self) -> None:
-        self._packed: OrderedDict[str, bytes] = OrderedDict()
+        self._packed: Latest[str, bytes] = Latest(tuning.MAX_CHUNKED_MESSAGES)
 
     def offer(self, data: bytes) -> ChunkedMessage:
         """Keep a message for its receivers; raise InvalidInput for one that is too large."""
@@ -41,8 +41,6 @@ class ChunkedMessages:
         packed = zlib.compress(data, _LEVEL)
         digest = hashlib.sha256(packed).hexdigest()
         self._packed[digest] = packed
-        while len(self._packed) > tuning.MAX_CHUNKED_MESSAGES:
-            self._packed.popitem(last=False)
         return ChunkedMessage(packed_digest=digest, packed_bytes=len(packed), raw_bytes=len(data))
 
     def find_chunk(self, digest: str, index: int) -> bytes | None:

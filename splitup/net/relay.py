@@ -27,7 +27,6 @@ import re
 import secrets
 import struct
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -39,6 +38,7 @@ from aiohttp import web
 from splitup.core import limits, tuning
 from splitup.core.background import cancel
 from splitup.core.errors import BadSignature, PeerFault, Refused, SplitUpError, Unavailable
+from splitup.core.latest import Latest
 from splitup.core.places import Places, hold_place
 from splitup.core.throughput import Allowance
 from splitup.crypto.jws import verify_jws
@@ -96,7 +96,7 @@ class _Node:
         self.waiting: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
         self._requests = Allowance(tuning.RELAY_REQUESTS_PER_S, tuning.RELAY_REQUESTS)
         self.traffic = Allowance(tuning.RELAY_BYTES_PER_S, tuning.RELAY_BYTES_PER_S)
-        self._shares: OrderedDict[str, Allowance] = OrderedDict()  # by address
+        self._shares: Latest[str, Allowance] = Latest(tuning.RELAY_ADDRESSES)  # by address
         self._ids = itertools.count()
 
     def take_request(self, group: str, now_s: float) -> bool:
@@ -108,10 +108,7 @@ class _Node:
         if share is None:
             per_s, burst = tuning.RELAY_REQUESTS_PER_S, tuning.RELAY_REQUESTS
             share = Allowance(per_s / tuning.RELAY_SHARE, max(1, burst // tuning.RELAY_SHARE))
-            self._shares[group] = share
-            while len(self._shares) > tuning.RELAY_ADDRESSES:
-                self._shares.popitem(last=False)
-        self._shares.move_to_end(group)
+        self._shares[group] = share
         if self._requests.get_left(now_s) < 0.5 and not share.take(1, now_s):
             return False
         return self._requests.take(1, now_s)

@@ -18,6 +18,7 @@ import aiohttp
 from splitup.core import limits, tuning
 from splitup.core.background import cancel
 from splitup.core.errors import PeerFault, Refused, SplitUpError, Unavailable
+from splitup.core.latest import Latest
 from splitup.core.tensors import TensorSpec
 from splitup.graph.manifest import Manifest
 from splitup.messages.base import CLIENT
@@ -442,13 +443,11 @@ class LogPatience:
         self._is_drawn = is_drawn
         self._now_s = now_s
         self._monotonic = monotonic
-        self._ends: dict[str, float] = {}  # by execution
+        self._ends: Latest[str, float] = Latest(tuning.MAX_FINISHED)  # by execution
 
     def begin(self, request: Request, source: PortId) -> Callable[[], bool]:
         """Begin to read a log of an execution; return what says whether it is still waited for."""
         ends = self._ends.setdefault(request.execution_id, self._monotonic() + tuning.LOG_LATE_S)
-        if len(self._ends) > tuning.MAX_FINISHED:
-            del self._ends[next(iter(self._ends))]
         if self._is_drawn and source[0] != CLIENT:
             return lambda: False
         last_s = request.deadline + tuning.LOG_LATE_S

@@ -16,6 +16,7 @@ import aiohttp
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, StorageUnavailable
+from splitup.core.latest import Latest
 from splitup.core.throughput import Rate
 from splitup.graph.manifest import (
     ClientTask,
@@ -61,7 +62,7 @@ class TaskCache:
         self._check_manifest = check_manifest
         self._gateway = gateway
         self._session = session
-        self._manifests: dict[str, Manifest] = {}
+        self._manifests: Latest[str, Manifest] = Latest(tuning.MAX_CACHED_MANIFESTS)
         self._downloads = Rate()  # bytes
 
     @property
@@ -82,8 +83,6 @@ class TaskCache:
                 await asyncio.to_thread(write_file, path, data)
             known = await asyncio.to_thread(load_manifest, data)
             await self._check_manifest(known)
-            while len(self._manifests) >= tuning.MAX_CACHED_MANIFESTS:
-                self._manifests.pop(next(iter(self._manifests)))
             self._manifests[model_id] = known
         return known
 

@@ -100,9 +100,16 @@ MUTANTS: Final = (
     Mutant(
         "manifests that a client keeps",
         "splitup/client/models.py",
-        "while len(self._models) > tuning.MAX_CACHED_MANIFESTS:",
-        "while False:",
+        "Latest(tuning.MAX_CACHED_MANIFESTS)",
+        "Latest(2**30)",
         "tests/client/test_models.py::test_s66_a_connection_keeps_the_latest_manifests",
+    ),
+    Mutant(
+        "bound of a dictionary of the latest",
+        "splitup/core/latest.py",
+        "if len(self) > self._most:",
+        "if False:",
+        "tests/core/test_latest.py::test_the_entry_that_was_set_longest_ago_makes_room",
     ),
     Mutant(
         "position of a device's rows",

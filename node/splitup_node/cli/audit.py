@@ -33,16 +33,14 @@ async def command(
     Nothing is served meanwhile. Exit code 1 when this machine must not serve one
     of the tasks: its stake would be slashed.
     """
-    from splitup_node.cli.progress import open_progress
     from splitup_node.config import NodeConfig
     from splitup_node.settlement.account import check_registration
     from splitup_node.tasks.audit import audit_node
 
     check = None if dry_run else check_registration
-    with open_progress() as progress:
-        report = await audit_node(
-            NodeConfig.load(config), tuple(models or ()), check, on_progress=progress.show
-        )
+    report = await audit_node(
+        NodeConfig.load(config), tuple(models or ()), check, on_progress=output.update
+    )
     result = {
         "determinism_class": report.device["determinism_class"],
         "may_serve": all(row.may_serve for row in report.rows),

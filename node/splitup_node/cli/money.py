@@ -33,7 +33,6 @@ async def stake(
     A new node is checked first: its port, its endpoint, its memory, and tasks that fit it.
     Nothing is staked when one of the checks fails.
     """
-    from splitup_node.cli.progress import open_progress
     from splitup_node.config import NodeConfig
     from splitup_node.preflight import check_settings
     from splitup_node.tasks.audit import check_machine
@@ -42,8 +41,7 @@ async def stake(
         settings = NodeConfig.load(config)
         check_settings(settings)
         if audit:
-            with open_progress() as progress:
-                await check_machine(settings, on_progress=progress.show)
+            await check_machine(settings, on_progress=output.update)
 
     async with open_account(config) as account:
         done = await account.stake(check, spare)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from typing import Annotated, Final
 
 import typer
 
 from splitup.cli.command import as_command, start_log
+from splitup.cli.console import Output
 from splitup.core.garbage_collection import pause_garbage_collection
 from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption
-from splitup_node.cli.progress import InPlaceHandler
 
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
@@ -39,10 +38,26 @@ async def command(
 
 
 def _start_logging(verbose: bool, log_json: bool) -> None:
-    handler = logging.StreamHandler() if log_json else InPlaceHandler(sys.stderr)
+    handler = logging.StreamHandler() if log_json else InPlaceHandler(Output.open())
     handler.setFormatter(_JsonLines() if log_json else logging.Formatter(_LOG_FORMAT))
     start_log(handler, logging.DEBUG if verbose else logging.INFO)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+class InPlaceHandler(logging.Handler):
+    """Logs lines; on a terminal the next line replaces a record that is marked ``in_place``."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__()
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        write = self._output.update if getattr(record, "in_place", False) else self._output.say
+        try:
+            write(self.format(record))
+        except Exception:  # as logging's own handlers do
+            self.handleError(record)
 
 
 class _JsonLines(logging.Formatter):

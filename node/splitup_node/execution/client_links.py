@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
 from splitup.core import tuning
 from splitup.core.errors import Unavailable
+from splitup.core.latest import Latest
 from splitup.crypto.keys import Identity
 from splitup.messages.base import CLIENT
 from splitup.messages.frames import Frame, FrameKind
@@ -27,7 +27,8 @@ class ClientLinks:
         self._identity = identity
         self._executions = executions
         self._links: dict[str, list[Link]] = {}  # by the opener's key
-        self._refused: OrderedDict[str, tuple[str, bytes]] = OrderedDict()  # client key, ERROR
+        # client key, ERROR
+        self._refused: Latest[str, tuple[str, bytes]] = Latest(tuning.MAX_FINISHED)
 
     def is_refused(self, execution_id: str) -> bool:
         """Return whether this node refused an execution."""
@@ -51,8 +52,6 @@ class ClientLinks:
         frame = make_message_frame(FrameKind.ERROR, request.execution_id, task, 0, failure)
         sealed = seal_frame(self._identity, frame)
         self._refused[request.execution_id] = (request.client_key, sealed)
-        while len(self._refused) > tuning.MAX_FINISHED:
-            self._refused.popitem(last=False)
         for link in self._iter_links(request.client_key, request.execution_id):
             link.send(sealed)
         return True

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from splitup.core import limits, tuning
 from splitup.core.errors import Refused, SplitUpError, Unavailable
+from splitup.core.latest import Latest
 from splitup.crypto.keys import Identity
 from splitup.messages.completions import SignedTakeover
 from splitup.messages.plans import PlanCertificate
@@ -63,7 +64,7 @@ class ExecutionTable:
         self._node = identity.address
         self._workers = workers
         self._programs = programs
-        self._over: OrderedDict[str, None] = OrderedDict()
+        self._over: Latest[str, None] = Latest(tuning.MAX_FINISHED)
         self._next_session = 1
         self.listener = listener
         self.now_s = now_s
@@ -244,8 +245,6 @@ class ExecutionTable:
         self.parties.remove(execution.certificate)
         self.chunks.drop(execution.id)
         self._over[execution.id] = None
-        while len(self._over) > tuning.MAX_FINISHED:
-            self._over.popitem(last=False)
 
 
 class PlanParties:

@@ -17,6 +17,7 @@ from splitup.chain.committee_reader import Committees
 from splitup.core import limits, tuning
 from splitup.core.background import BackgroundTasks
 from splitup.core.errors import PeerFault, SplitUpError, Unavailable
+from splitup.core.latest import Latest
 from splitup.crypto.keys import Identity
 from splitup.graph.manifest import Manifest
 from splitup.messages import api
@@ -59,7 +60,7 @@ class Verifier:
 
     def __post_init__(self) -> None:
         self._orders: asyncio.Queue[VerificationOrder] = asyncio.Queue(tuning.MAX_ORDERS)
-        self._known: dict[tuple[str, int], None] = {}
+        self._known: Latest[tuple[str, int], None] = Latest(tuning.MAX_FINISHED)
         self._reporting = BackgroundTasks()
         self.done = 0
         self.latest: deque[dict[str, str | int]] = deque(maxlen=tuning.SHOWN_VERIFICATIONS)
@@ -88,8 +89,6 @@ class Verifier:
                 "too many verifications wait on this node; ask another validator"
             ) from None
         self._known[key] = None
-        while len(self._known) > tuning.MAX_FINISHED:
-            self._known.pop(next(iter(self._known)))
 
     async def run(self) -> None:
         """Work off orders, for ever. The next one begins while a result waits to be revealed."""

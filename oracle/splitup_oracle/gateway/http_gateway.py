@@ -11,7 +11,6 @@ import asyncio
 import logging
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from splitup.core.errors import (
     SplitUpError,
     StorageUnavailable,
 )
+from splitup.core.latest import Latest
 from splitup.crypto.jws import ReplayCache
 from splitup.graph.manifest import Manifest
 from splitup.messages import api
@@ -118,7 +118,9 @@ class Gateway:
         self._replays = ReplayCache()
         self._log_quota = LogQuota()
         self._upload_quota = UploadQuota(policy.upload_bytes_per_day)
-        self._executor_maps: OrderedDict[str, ExecutorMap] = OrderedDict()  # with takeovers only
+        self._executor_maps: Latest[str, ExecutorMap] = Latest(  # with takeovers only
+            tuning.MAX_CACHED_CERTIFICATES
+        )
 
     def make_app(self) -> web.Application:
         """Return the HTTP application with all routes."""
@@ -283,9 +285,6 @@ class Gateway:
             raise refuse(f"a takeover is not valid: {error}") from None
         if any(changed):
             self._executor_maps[execution_id] = executor_map
-            self._executor_maps.move_to_end(execution_id)
-            while len(self._executor_maps) > tuning.MAX_CACHED_CERTIFICATES:
-                self._executor_maps.popitem(last=False)
         return executor_map
 
     async def _check_open(self, execution_id: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from splitup.core import limits, tuning
 from splitup.core.errors import Refused
+from splitup.core.latest import Latest
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import Plan
 from splitup_oracle.gateway.access import Right
@@ -30,17 +30,15 @@ class UploadQuota:
 
     def __init__(self, bytes_per_day: int) -> None:
         self._bytes_per_day = bytes_per_day
-        self._uses: OrderedDict[str, _Use] = OrderedDict()
+        self._uses: Latest[str, _Use] = Latest(tuning.UPLOAD_KEYS)
 
     def take(self, key: str, rights: Iterable[Right], now_s: float) -> None:
         """Count PUT rights, all or none; refuse (429) more than the day's share."""
         day = int(now_s // _DAY_S)
         use = self._uses.get(key)
         if use is None or use.day != day:
-            use = self._uses[key] = _Use(day)
-        self._uses.move_to_end(key)
-        while len(self._uses) > tuning.UPLOAD_KEYS:
-            self._uses.popitem(last=False)
+            use = _Use(day)
+        self._uses[key] = use
         wanted = sum(right.length_bytes or 0 for right in rights)
         if use.granted_bytes + wanted > self._bytes_per_day:
             raise Refused(
@@ -59,7 +57,8 @@ class LogQuota:
     """
 
     def __init__(self) -> None:
-        self._used: OrderedDict[str, dict[str, int]] = OrderedDict()  # prefix -> key -> bytes
+        # prefix -> key -> bytes
+        self._used: Latest[str, dict[str, int]] = Latest(tuning.LOG_PREFIXES)
 
     def take(self, rights: Iterable[Right], plan: Plan, manifest: Manifest) -> None:
         """Count PUT rights; refuse more bytes than the execution can produce."""
@@ -67,16 +66,13 @@ class LogQuota:
             if right.method != "PUT" or right.length_bytes is None:
                 continue
             prefix, _, name = right.key.rpartition("/")
-            used = self._used.setdefault(prefix, {})
-            self._used.move_to_end(prefix)
+            used = self._used[prefix] = self._used.get(prefix, {})
             before = used.get(name, 0)
             used[name] = max(before, right.length_bytes)
             limit = plan.request.steps * (_get_port_bytes(manifest, prefix) + limits.LOG_STEP_BYTES)
             if sum(used.values()) > limit:
                 used[name] = before
                 raise Refused(f"the log below {prefix} has its {limit} bytes already", status=403)
-        while len(self._used) > tuning.LOG_PREFIXES:
-            self._used.popitem(last=False)
 
 
 def _get_port_bytes(manifest: Manifest, prefix: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, TypeVar
 
@@ -23,6 +22,7 @@ from splitup.core.errors import (
     StorageUnavailable,
     name_server,
 )
+from splitup.core.latest import Latest
 from splitup.graph.manifest import Manifest, get_manifest_key
 from splitup.graph.manifest_rules import check_refused, load_manifest
 from splitup.messages.network import Deployment
@@ -52,7 +52,7 @@ class Lately(Generic[_V]):
     def __init__(self, look: Callable[[str], Awaitable[_V]], unknown: _V) -> None:
         self._look = look
         self._unknown = unknown
-        self._known: OrderedDict[str, tuple[float, _V]] = OrderedDict()
+        self._known: Latest[str, tuple[float, _V]] = Latest(tuning.MAX_CACHED_STANDINGS)
 
     async def fetch(self, name: str) -> _V:
         """Return the value of ``name``."""
@@ -63,10 +63,8 @@ class Lately(Generic[_V]):
                 value = await self._look(name)
             except ChainUnavailable:
                 return value
-            self._known[name] = (asked_s, value)
-        self._known.move_to_end(name)
-        while len(self._known) > tuning.MAX_CACHED_STANDINGS:
-            self._known.popitem(last=False)
+            at_s = asked_s
+        self._known[name] = (at_s, value)
         return value
 
 
@@ -164,9 +162,10 @@ class ObjectView:
     def __init__(self, presigner: Presigner, http: SignedClient) -> None:
         self._presigner = presigner
         self._http = http
-        self._files: OrderedDict[str, bytes] = OrderedDict()  # of manifests
+        # of manifests
+        self._files: Latest[str, bytes] = Latest(tuning.MAX_CACHED_MANIFEST_FILES)
         self._loading = asyncio.Semaphore(_PROBES)  # files, each in memory until it is sent
-        self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+        self._manifests: Latest[str, Manifest] = Latest(tuning.MAX_CACHED_MANIFESTS)
         self._parsing = asyncio.Semaphore(1)  # more would only hold up the event loop more often
         self._probes = asyncio.Semaphore(_PROBES)
 
@@ -179,7 +178,7 @@ class ObjectView:
         if data is None:
             async with self._loading:
                 data = self._files.get(model_id) or await self._load_file(model_id)
-        _keep(self._files, model_id, data, tuning.MAX_CACHED_MANIFEST_FILES)
+        self._files[model_id] = data
         return data
 
     async def fetch_manifest(self, model_id: str) -> Manifest:
@@ -195,7 +194,7 @@ class ObjectView:
                 manifest = self._manifests.get(model_id)
                 if manifest is None:
                     manifest = await asyncio.to_thread(load_manifest, data)
-        _keep(self._manifests, model_id, manifest, tuning.MAX_CACHED_MANIFESTS)
+        self._manifests[model_id] = manifest
         return manifest
 
     async def find_present(self, rights: Sequence[Right]) -> frozenset[str]:
@@ -261,11 +260,3 @@ class ObjectView:
         if status != 206 or not total.isdecimal():
             raise StorageUnavailable(f"{store} answered {status} to a probe of {key}")
         return int(total)
-
-
-def _keep(known: OrderedDict[str, _V], name: str, value: _V, most: int) -> None:
-    """Remember a value as the latest of at most so many."""
-    known[name] = value
-    known.move_to_end(name)
-    while len(known) > most:
-        known.popitem(last=False)

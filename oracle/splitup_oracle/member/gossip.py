@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,6 +13,7 @@ from splitup.core import limits, tuning
 from splitup.core.background import BackgroundTasks
 from splitup.core.codec import encode_canonical, parse_json
 from splitup.core.errors import PeerFault, Refused, Unavailable
+from splitup.core.latest import Latest
 from splitup.core.places import FairLock
 from splitup.messages import api
 from splitup.net.chunked_messages import (
@@ -70,9 +70,13 @@ class GossipTransport:
         self._peers: dict[str, Peer] = {}
         self.chunked_messages = ChunkedMessages()
         # large messages sent recently, by object identity: a repeated one is packed once
-        self._packed: OrderedDict[int, tuple[GossipMessage, ChunkedMessage]] = OrderedDict()
+        self._packed: Latest[int, tuple[GossipMessage, ChunkedMessage]] = Latest(
+            tuning.MAX_CHUNKED_MESSAGES
+        )
         self._reading = FairLock()  # by sender
-        self._fetched: OrderedDict[tuple[str, str], None] = OrderedDict()  # sender, digest
+        self._fetched: Latest[tuple[str, str], None] = Latest(  # sender, digest
+            limits.MAX_COMMITTEE * tuning.MAX_CHUNKED_MESSAGES
+        )
 
     @property
     def peers(self) -> Iterable[Peer]:
@@ -109,8 +113,6 @@ class GossipTransport:
             data = await asyncio.to_thread(encode_canonical, body)
             known = (message, await asyncio.to_thread(self.chunked_messages.offer, data))
             self._packed[id(message)] = known
-            while len(self._packed) > tuning.MAX_CHUNKED_MESSAGES:
-                self._packed.popitem(last=False)
         body = {
             "configuration": command.configuration,
             "kind": CHUNKED_MESSAGE_KIND,
@@ -188,8 +190,6 @@ class GossipTransport:
                     ended_s = time.monotonic()
             if count_nodes(message):
                 self._fetched[peer.account, chunked_message.packed_digest] = None
-            while len(self._fetched) > limits.MAX_COMMITTEE * tuning.MAX_CHUNKED_MESSAGES:
-                self._fetched.popitem(last=False)
             self._feed_peer(GossipReceived(peer.account, message, configuration))
         except (PeerFault, Refused, Unavailable) as error:
             log.warning("a large message of member %s was not accepted: %s", peer.account, error)

@@ -6,7 +6,7 @@ compiler predicted by the same rules (``splitup.graph.memory``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinygrad.dtype import dtypes
@@ -30,7 +30,9 @@ def plan_memory(linear: UOp, lowered: Lowered) -> MemoryPlan:
     """Give every value its offset. Inputs, weights and states stay buffers of their own."""
     writers: dict[UOp, int] = {}
     held = {*lowered.inputs, *lowered.weights, *lowered.states}
-    operands = [tuple(_list_buffers(call.src[1:])) for call in linear.src]
+    operands = [
+        tuple(source for source in call.src[1:] if source.op is Ops.BUFFER) for call in linear.src
+    ]
     for index, buffers in enumerate(operands):
         for buffer in buffers:  # the first call that mentions a value is the one that writes it
             if buffer not in held:
@@ -65,10 +67,6 @@ def plan_memory(linear: UOp, lowered: Lowered) -> MemoryPlan:
     buffers = tuple({moved.get(b, b): b for b in operands[index]} for index in order)
     calls = linear.substitute(moved, name="memory plan", walk=True).src
     return MemoryPlan(calls, views, buffers, placed)
-
-
-def _list_buffers(sources: Iterable[UOp]) -> Iterable[UOp]:
-    return (source for source in sources if source.op is Ops.BUFFER)
 
 
 def _order_calls(

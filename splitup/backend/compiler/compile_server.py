@@ -57,7 +57,7 @@ class CompileServer:
         Raises what ``compile`` does.
         """
         device = report["device"].partition(":")[0]
-        graph = await asyncio.to_thread(_remove_names, graph)
+        graph = await asyncio.to_thread(lambda: remove_names(parse_graph(graph)).to_bytes())
         task_id = compute_digest(graph) + ("/noise" if is_noisy else "")
         key = (task_id, report["determinism_class"], device)
         kernels = self._cache.load(*key)
@@ -112,10 +112,6 @@ class CompileServer:
     def close(self) -> None:
         """End the process; it starts again with the next task."""
         self._child.close()
-
-
-def _remove_names(graph: bytes) -> bytes:
-    return remove_names(parse_graph(graph)).to_bytes()
 
 
 def answer(question: Mapping[str, Any], buffers: Sequence[memoryview]) -> Answer:

@@ -170,7 +170,7 @@ def _list_operands(
     if uop.op in _TRANSPARENT or uop.op.name in _UNARY:
         return [(uop.src[0], dtype)]
     if uop.op in (Ops.CAST, Ops.BITCAST):
-        if _is_weak_const(uop.src[0]):
+        if uop.src[0].op is Ops.CONST and uop.src[0].dtype in WEAK_DTYPES:
             return []  # a number of any size; it is read as a constant of the result's dtype
         return [(uop.src[0], get_dtype_name(uop.src[0].dtype))]
     if uop.op.name in COMPARISONS:
@@ -197,10 +197,6 @@ def _find_placeholder(reader: _Reader, uop: UOp, within: Repetition | None) -> P
         if one in reader.placeholders:
             return reader.placeholders[one]
     return None
-
-
-def _is_weak_const(uop: UOp) -> bool:
-    return uop.op is Ops.CONST and uop.dtype in WEAK_DTYPES
 
 
 def _read_one(

@@ -66,7 +66,7 @@ async def command(
         try:
             while (line := await _read_line(output)) is not None:
                 messages.append({"role": "user", "content": line})
-                prompt = await text.tokenizer.run(partial(_encode, text, messages))
+                prompt = await text.encode_chat(messages)
                 answer, taken = await _answer(output, pool, text, prompt, sampler, max_tokens)
                 messages.append({"role": "assistant", "content": answer})
                 steps += taken
@@ -87,12 +87,6 @@ async def _read_line(output: Output) -> str | None:
             return None
         if text := line.strip():
             return text
-
-
-def _encode(model: TextModel, messages: list[dict[str, str]]) -> list[int]:
-    assert model.info.chat is not None
-    text = model.tokenizer.render_chat(model.info.chat, messages, context=model.info.context)
-    return model.tokenizer.encode(text, add_special_tokens=False)
 
 
 async def _answer(

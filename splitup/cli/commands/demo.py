@@ -30,7 +30,7 @@ def demo(
 
     Exit code 1 when the text differs from that of the whole model in one process.
     """
-    from splitup.demo import DemoOptions, run_demo, show_report
+    from splitup.demo import run_demo, show_report
 
     text = ""
 
@@ -39,7 +39,7 @@ def demo(
         text += piece
         output.hint(" ".join(text.split())[-_SHOWN_CHARS:])
 
-    report = run_demo(DemoOptions(model, keep, show), output.say, output.update)
+    report = run_demo(model, show, output.say, output.update, keep=keep)
     output.give(report.to_dict(), lambda: show_report(report, output.out))
     if not report.is_equal:
         raise typer.Exit(1)

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 
 from splitup.chain.client import Chain
@@ -21,32 +20,16 @@ from splitup.client.market.account import MarketAccount, Order
 from splitup.client.market.holders import wait_until_held
 from splitup.client.market.payments import fetch_quote
 from splitup.client.models import Model, Models
-from splitup.client.private.final_states import AdapterChoice, StateAdapter, find_final_state
+from splitup.client.private.final_states import AdapterChoice, find_final_state
 from splitup.client.private.private_session import PrivateSession
-from splitup.client.private.private_tasks import ClientPrograms
 from splitup.core import limits, tuning
 from splitup.core.errors import ExecutionFailed, InvalidInput, SplitUpError
 from splitup.core.silence import SilenceAlarm
 from splitup.crypto.keys import Identity
-from splitup.messages.plans import PlanCertificate
 from splitup.net.http import SignedClient
 from splitup.storage.gateway_client import GatewayClient
 
 _log = logging.getLogger("splitup.client")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionTerms:
-    """What a user asks of an execution; ``Network.session`` says what each means."""
-
-    steps: int
-    most_micro_usdc: int | None
-    deadline_s: float | None
-    verify: float | str | None
-    inputs_digest: str | None = None
-    nodes_only: bool = False
-    adapter: AdapterChoice | None = None
-    on_failure: Callable[[ExecutionFailed], None] | None = None
 
 
 class SessionOpener:
@@ -71,26 +54,40 @@ class SessionOpener:
         self._allow_loopback = allow_loopback
         self._held_until: dict[str, float] = {}  # by model: no look is due before
 
-    async def open(self, name: str, terms: SessionTerms) -> Session:
-        """Request an execution and connect to its nodes; raise SplitUpError."""
-        steps, most = terms.steps, terms.most_micro_usdc
+    async def open(
+        self,
+        name: str,
+        *,
+        steps: int,
+        most_micro_usdc: int | None,
+        deadline_s: float | None,
+        verify: float | str | None,
+        inputs_digest: str | None,
+        nodes_only: bool,
+        adapter: AdapterChoice | None,
+        on_failure: Callable[[ExecutionFailed], None] | None,
+    ) -> Session:
+        """Request an execution and connect to its nodes; ``Network.session`` says what is what.
+
+        Raises SplitUpError.
+        """
         if not 1 <= steps <= limits.MAX_STEPS:
             raise InvalidInput(f"an execution has 1 to {limits.MAX_STEPS} steps, not {steps}")
-        if terms.nodes_only and terms.adapter is not None:
+        if nodes_only and adapter is not None:
             raise InvalidInput("an adapter is applied where the client's tasks run")
         model = await self._models.fetch(name)
         programs = None
-        if not terms.nodes_only:
+        if not nodes_only:
             programs = await self._models.load_programs(model)  # may fail, so before the payment
         quote, _ = await asyncio.gather(
-            fetch_quote(self._chain, model.model_id, steps, terms.verify, terms.deadline_s),
+            fetch_quote(self._chain, model.model_id, steps, verify, deadline_s),
             self._committees.fetch_current(),
         )
         price = quote.locked_micro_usdc
-        if most is not None and most < price:
+        if most_micro_usdc is not None and most_micro_usdc < price:
             raise InvalidInput(
-                f"the maximum price is {format_usdc(most)}, and {steps} steps of model {name} "
-                f"cost up to {format_usdc(price)}; raise it to that"
+                f"the maximum price is {format_usdc(most_micro_usdc)}, and {steps} steps of model "
+                f"{name} cost up to {format_usdc(price)}; raise it to that"
             )
         await self._wait_until_held(model)
         order = Order(
@@ -98,21 +95,31 @@ class SessionOpener:
             task_ids=tuple(task.task_id for task in model.manifest.tasks),
             steps=steps,
             price_micro_usdc=price,
-            deadline_s=(
-                defaults.get_deadline_s(steps) if terms.deadline_s is None else terms.deadline_s
-            ),
+            deadline_s=defaults.get_deadline_s(steps) if deadline_s is None else deadline_s,
             verify_bps=quote.verify_bps,
-            inputs_digest=terms.inputs_digest,
-            on_failure=partial(self._note_failure, model, terms.on_failure),
+            inputs_digest=inputs_digest,
+            on_failure=partial(self._note_failure, model, on_failure),
         )
-        opened = await self._open_adapter(model, terms.adapter)
+        opened = None
+        if adapter is not None:  # before anything is paid
+            width = find_final_state(model.manifest, name).shape[1]
+            opened = await adapter.open(self._http, width)
         try:
             certificate, ends = await self._account.request(order)
         except BaseException:
             if opened is not None:
                 await opened.close()
             raise
-        session = self._make_session(certificate, model, programs, ends, opened)
+        kind: Callable[..., Session] = Session
+        if programs is not None:
+            kind = partial(PrivateSession, programs=programs, adapter=opened)
+        session = kind(
+            certificate,
+            model.manifest,
+            *self._parties,
+            deadline=ends,
+            allow_loopback=self._allow_loopback,
+        )
         session.open()
         return session
 
@@ -130,33 +137,6 @@ class SessionOpener:
         self._held_until.pop(model.model_id, None)
         if told is not None:
             told(error)
-
-    async def _open_adapter(
-        self, model: Model, choice: AdapterChoice | None
-    ) -> StateAdapter | None:
-        """Return an adapter that is ready; raise before anything is paid."""
-        if choice is None:
-            return None
-        return await choice.open(self._http, find_final_state(model.manifest, model.name).shape[1])
-
-    def _make_session(
-        self,
-        certificate: PlanCertificate,
-        model: Model,
-        programs: ClientPrograms | None,
-        deadline: float,
-        adapter: StateAdapter | None,
-    ) -> Session:
-        kind: Callable[..., Session] = Session
-        if programs is not None:
-            kind = partial(PrivateSession, programs=programs, adapter=adapter)
-        return kind(
-            certificate,
-            model.manifest,
-            *self._parties,
-            deadline=deadline,
-            allow_loopback=self._allow_loopback,
-        )
 
 
 async def wait_stored(storing: Collection[asyncio.Task[None]]) -> None:

@@ -147,7 +147,8 @@ class OutputCollector:
             if self.executor_map.takeovers:
                 return False  # it was replaced
             raise PeerFault(f"node {node} sent chunks of task {chunk.task}", peer=node)
-        return not self._is_known(chunk.task, chunk.port, chunk.step)
+        key = (chunk.task, chunk.port, chunk.step)
+        return not self._is_done(chunk.step) and key not in self._slots
 
     def renew(self, task: int) -> None:
         """Expect the outputs of ``task`` from another node; forget those of unfinished steps."""
@@ -236,10 +237,6 @@ class OutputCollector:
 
     def _is_done(self, step: int) -> bool:
         return step < self.received_steps or step in self._done
-
-    def _is_known(self, task: int, port: int, step: int) -> bool:
-        """Return whether an output has arrived or is being fetched."""
-        return self._is_done(step) or (task, port, step) in self._slots
 
     def _complete(self, step: int) -> list[Fact]:
         outputs: list[bytes | memoryview] = []

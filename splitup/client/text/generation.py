@@ -72,6 +72,16 @@ class TextModel:
     grammars: Grammars
     chunk: int
 
+    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return the tokens of a conversation; raise InvalidInput if the model holds none."""
+        chat, tokenizer = self.info.chat, self.tokenizer
+        if chat is None:
+            raise InvalidInput(f"model {self.name} has no chat template")
+        text = await tokenizer.run(
+            partial(tokenizer.render_chat, chat, messages, context=self.info.context)
+        )
+        return await tokenizer.run(partial(tokenizer.encode, text, add_special_tokens=False))
+
     def make_request(
         self,
         prompt: Sequence[int],

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature
+from splitup.core.latest import Latest
 from splitup.crypto.dkg import GroupKey
 from splitup.crypto.keys import Identity
 from splitup.crypto.signature_scheme import REAL, Scheme
@@ -151,7 +152,8 @@ class ContentStore:
     def __init__(self, snapshots: Sequence[Snapshot] = ()) -> None:
         self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
         self._manifests: dict[str, Manifest] = {}  # latest last
-        self._planned: dict[str, None] = {}  # models of the executions that were planned last
+        # models of the executions that were planned last
+        self._planned: Latest[str, None] = Latest(tuning.MAX_MANIFESTS // 2)
         self._fees = FeeTotals()
         self._asked: dict[str, float] = {}
         for snapshot in sorted(snapshots, key=lambda s: s.sequence):
@@ -193,10 +195,7 @@ class ContentStore:
 
     def note_plan(self, model_id: str) -> None:
         """Keep a model's manifest: an execution of it was planned, and pays for its stake."""
-        self._planned.pop(model_id, None)
         self._planned[model_id] = None
-        if len(self._planned) > tuning.MAX_MANIFESTS // 2:
-            del self._planned[next(iter(self._planned))]
 
     def note_fee(self, model_id: str, micro_usdc: int, now: float) -> None:
         """Count what an execution of a model cost its client beside what nodes were paid."""

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from splitup.core import tuning
 from splitup.core.errors import PeerFault
+from splitup.core.latest import Latest
 from splitup.crypto.quorum import plan_struct_hash, snapshot_struct_hash
 from splitup.messages.plans import Request
 from splitup.protocol.committee.commands import (
@@ -67,7 +68,7 @@ class EquivocationDetector:
     def __init__(self, context: MemberContext, evidence: Sequence[Equivocation] = ()) -> None:
         """Start with the ``evidence`` from before a restart; it may not have reached the chain."""
         self._context = context
-        self._votes: OrderedDict[tuple[str, str], Vote] = OrderedDict()
+        self._votes: Latest[tuple[str, str], Vote] = Latest(tuning.MAX_TRACKED_VOTES)
         members = {member.account for member in context.view.members}
         self._known: OrderedDict[tuple[str, str], Equivocation] = OrderedDict(
             ((get_slot(found.first), found.first.member), found)
@@ -103,8 +104,6 @@ class EquivocationDetector:
         """Record a vote whose signature was verified; two different ones of a slot are evidence."""
         key = (get_slot(vote), vote.member)
         first = self._votes.setdefault(key, vote)
-        while len(self._votes) > tuning.MAX_TRACKED_VOTES:
-            self._votes.popitem(last=False)
         if first.root == vote.root:
             return []
         return self._report(key, Equivocation(first=first, second=vote), tell=True)

@@ -9,13 +9,13 @@ did not.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidInput, PeerFault
+from splitup.core.latest import Latest
 from splitup.crypto.quorum import pack_signatures
 from splitup.graph.manifest import Manifest
 from splitup.messages.plans import MemberSignature, Plan, PlanCertificate, Request, SignedRequest
@@ -86,8 +86,8 @@ class PlanAgreement:
         self._context = context
         self._detector = detector
         self._rounds: dict[str, _Round] = {}
-        self._finished: OrderedDict[str, PlanCertificate] = OrderedDict()
-        self._early: dict[str, OrderedDict[tuple[str, type], PlanPartial | PlanVote]] = {}
+        self._finished: Latest[str, PlanCertificate] = Latest(limits.MAX_FINISHED_PLANS)
+        self._early: dict[str, Latest[tuple[str, type], PlanPartial | PlanVote]] = {}
 
     # ---- questions --------------------------------------------------------------------------
 
@@ -214,8 +214,6 @@ class PlanAgreement:
             return []
         if known.certificate:
             self._finished[execution_id] = known.certificate
-            while len(self._finished) > limits.MAX_FINISHED_PLANS:
-                self._finished.popitem(last=False)
         return [AnnouncePlan(execution_id)]
 
     def process_dropped(self, execution_id: str, why: str) -> list[Command]:
@@ -296,10 +294,8 @@ class PlanAgreement:
             is_same_request = finished and finished.plan.request.hash() == message.request_hash
             if finished and is_same_request and isinstance(message, PlanPartial):
                 return [Gossip(sender, PlanCertificateMessage(certificate=finished))]
-            waiting = self._early.setdefault(sender, OrderedDict())
+            waiting = self._early.setdefault(sender, Latest(tuning.MAX_EARLY_MESSAGES))
             waiting[message.execution_id, type(message)] = message
-            while len(waiting) > tuning.MAX_EARLY_MESSAGES:
-                waiting.popitem(last=False)
             return []
         if message.request_hash != known.request.hash():
             return []  # the client showed this member other words

@@ -9,13 +9,14 @@ members reach the same settlement.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice, zip_longest
 from typing import Protocol, TypeVar, assert_never
 
 from splitup.core import limits, tuning
 from splitup.core.errors import PeerFault, Unavailable
+from splitup.core.latest import Latest
 from splitup.messages import api
 from splitup.messages.base import Message
 from splitup.messages.completions import (
@@ -94,10 +95,11 @@ class SettlementAgreement:
         self._proposals = Proposals(context, economics)
         self._states: dict[str, SettlementState] = {}
         # executions whose requests a reorganisation removed, with what nodes sent about them
-        self._reverted: OrderedDict[str, SettlementState] = OrderedDict()
+        self._reverted: Latest[str, SettlementState] = Latest(tuning.MAX_REVERTED)
         # recently ended executions: a message about one is late, not faulty
-        self._ended: OrderedDict[str, None] = OrderedDict()
-        self._evidence: dict[str, Evidence] = {}  # of recently ended executions, oldest first
+        self._ended: Latest[str, None] = Latest(tuning.MAX_OPEN_EXECUTIONS)
+        # of recently ended executions
+        self._evidence: Latest[str, Evidence] = Latest(tuning.MAX_KEPT_EVIDENCE)
 
     def find_evidence(self, execution_id: str) -> Evidence | None:
         """Return what the settlement of a recently ended execution rests on, or None."""
@@ -165,8 +167,6 @@ class SettlementAgreement:
         state = self._states.pop(execution_id, None)
         if state is not None and not isinstance(state.phase, Requested):
             self._reverted[execution_id] = state
-            while len(self._reverted) > tuning.MAX_REVERTED:
-                self._reverted.popitem(last=False)
 
     def process_reverted_agreement(self, event: ExecutionCommitted) -> None:
         """Remove the agreed root whose block is gone, and a draw that rested on it."""
@@ -185,13 +185,9 @@ class SettlementAgreement:
         if state is None:
             return
         self._ended[execution_id] = None
-        while len(self._ended) > tuning.MAX_OPEN_EXECUTIONS:
-            self._ended.popitem(last=False)
         evidence = state.find_evidence(evidence_root)
         if evidence is not None:
             self._evidence[execution_id] = evidence
-            while len(self._evidence) > tuning.MAX_KEPT_EVIDENCE:
-                self._evidence.pop(next(iter(self._evidence)))
 
     def process_key(self, now: float) -> list[Command]:
         commands: list[Command] = []

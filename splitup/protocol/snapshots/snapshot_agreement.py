@@ -193,7 +193,8 @@ class SnapshotAgreement:
         refresh_s = limits.SNAPSHOT_REFRESH_S
         if activity.is_resting(now) and self._is_current(views):
             refresh_s = limits.REST_SNAPSHOT_S
-        reason = self._get_reason(self._list_stable_fields(views), now, refresh_s)
+        stable = [get_stable_fields(view, self.nodes.records[view.node]) for view in views]
+        reason = self._get_reason(stable, now, refresh_s)
         if not reason:
             self._due_since = None
             return []
@@ -498,9 +499,6 @@ class SnapshotAgreement:
             sequence=self._sequence + 1,
             tolerated=self._context.tolerated,
         )
-
-    def _list_stable_fields(self, views: tuple[NodeView, ...]) -> list[StableFields]:
-        return [get_stable_fields(view, self.nodes.records[view.node]) for view in views]
 
     def _observation(self, views: tuple[NodeView, ...]) -> ObservationShare:
         return make_share(self._context, self.epoch, self._sequence + 1, views)

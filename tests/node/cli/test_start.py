@@ -19,10 +19,11 @@ from aiohttp import web
 from rich.console import Console
 from splitup_node.cli import money
 from splitup_node.cli.app import app
-from splitup_node.cli.progress import InPlaceHandler, ProgressLine, open_progress
+from splitup_node.cli.run import InPlaceHandler
 from splitup_node.config import NodeConfig
 from typer.testing import CliRunner
 
+from splitup.cli.console import Output
 from splitup.crypto.keystore import DEVNET_WORK_FACTOR, create_identity, create_passphrase
 from splitup.messages.network import Deployment
 from splitup.net.http_server import make_app, serve_app
@@ -66,31 +67,18 @@ def test_init_takes_allow_loopback_from_the_network(
     assert NodeConfig.load(Path(made["config"])).allow_loopback is expected
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_is_drawn_in_place_on_a_terminal_only() -> None:
-    terminal, file = Terminal(), io.StringIO()
-    for stream in (terminal, file):
-        with open_progress(stream) as progress:
-            assert isinstance(progress, ProgressLine)
-            progress.show("task 1 of 2")
-            progress.show("task 2 of 2")
-    assert file.getvalue() == "task 1 of 2\ntask 2 of 2\n"
-    assert "\n" not in terminal.getvalue() and terminal.getvalue().endswith("\r\x1b[K")
-
-
 def test_a_loading_task_is_drawn_in_place_among_log_lines() -> None:
-    terminal, file = Terminal(), io.StringIO()
-    for stream in (terminal, file):
+    erase = "\r\x1b[2K"
+    for is_terminal, expected in (
+        (True, f"{erase}loading a{erase}loaded a\n"),
+        (False, "loading a\nloaded a\n"),
+    ):
+        console = Console(file=io.StringIO(), force_terminal=is_terminal, soft_wrap=True)
         log = logging.Logger("test")
-        log.addHandler(InPlaceHandler(stream))
+        log.addHandler(InPlaceHandler(Output(as_json=False, out=console, log=console)))
         log.info("loading a", extra={"in_place": True})
         log.info("loaded a")
-    assert file.getvalue() == "loading a\nloaded a\n"
-    assert terminal.getvalue() == "\r\x1b[K\r\x1b[Kloading a\r\x1b[Kloaded a\n"
+        assert console.file.getvalue() == expected  # type: ignore[attr-defined]
 
 
 def test_when_a_stake_is_free_is_said_in_the_time_of_the_chain(
