@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -27,6 +26,7 @@ from safetensors.numpy import save_file
 from splitup_private.adapters.client import AdapterOptions, EncryptedAdapter
 from splitup_private.adapters.weights import load_adapter
 
+from bench.measure import published_drafts as drafts
 from bench.report import ROOT, say
 from bench.testbed.network import put_model, run_network
 from bench.testbed.page_memory import PeakReader
@@ -50,14 +50,6 @@ GEMMA: Final = replace(
 PRIVATE_0: Final = replace(PRIVATE, name="smollm2-private-0", max_tokens=12)
 TURNS: Final = (QUESTION, "And snow?", "Say it in one short sentence.")
 REPETITION: Final = "Write five times: The rain in Spain stays mainly in the plain."
-MINUTES: Final = 20  # to distil a draft model
-DRAFT: Final = replace(SHORT, name="smollm2-draft", target_vram="200MB")
-PROMPTS: Final = {
-    "answers": (QUESTION, "What is the capital of France, and what is it known for?"),
-    "prose": ("The rain in Spain", "The history of the lighthouse begins"),
-}
-TEMPERATURES: Final = (0.0, 0.8)
-SEED: Final = 7
 RANK: Final = 4
 PATIENCE_MS: Final = 240_000  # of a page
 LEASE: Final = ("--lease-steps", "1000")
@@ -183,24 +175,24 @@ class Uses:
 
     async def distil(self) -> str:
         """Distil a draft model, unless one was given, and register it."""
-        folder = self.draft_folder or self.directory / DRAFT.name
+        folder = self.draft_folder or self.directory / drafts.DRAFT.name
         if self.draft_folder is None:
-            await distil(folder)
+            await drafts.distil(folder)
             self.draft_folder = folder
-        made = await put_model(self.devnet, self.net, DRAFT, folder)
+        made = await put_model(self.devnet, self.net, drafts.DRAFT, folder)
         size = (folder / "model.safetensors").stat().st_size
         return f"{size / 1e6:.0f} MB; registered in {made.seconds:.1f} s"
 
     async def draft_by_model(self) -> str:
         """Decode by drafts of n-grams, and of the draft model as well."""
         figures = []
-        for kind, prompts in PROMPTS.items():
+        for kind, prompts in drafts.PROMPTS.items():
             models = [replace(MODEL, prompt=each, is_chat=kind == "answers") for each in prompts]
-            for temperature in TEMPERATURES:
-                options = {"temperature": temperature, "seed": SEED}
+            for temperature in drafts.TEMPERATURES:
+                options = {"temperature": temperature, "seed": drafts.SEED}
                 plain = [await self.collect(model, **options) for model in models]
                 said = []
-                for name, draft in (("n-grams", None), ("draft model", DRAFT.name)):
+                for name, draft in (("n-grams", None), ("draft model", drafts.DRAFT.name)):
                     options |= {"decoder": "speculative", "draft": draft}
                     found = [await self.collect(model, **options) for model in models]
                     is_same = [text.tokens for text in found] == [text.tokens for text in plain]
@@ -213,6 +205,12 @@ class Uses:
                 figures.append(f"{kind}, T = {temperature:g}: {', '.join(said)}")
                 say(figures[-1])
         return f"tokens a step (times the sequential speed): {'; '.join(figures)}; the same texts"
+
+    async def draft_on_a_clock(self) -> str:
+        """Do so where steps take set times, on nodes that are near and far."""
+        if self.draft_folder is None:
+            raise Failed("there is no draft model")
+        return await asyncio.to_thread(drafts.draft_on_a_clock, self.draft_folder)
 
     async def survive(self) -> str:
         """Kill a node in the middle of an answer; then settle, check and read the receipt."""
@@ -360,17 +358,6 @@ def write_adapter(folder: Path, width: int) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
-async def distil(folder: Path) -> None:
-    """Make the draft model, with the minutes that are allowed."""
-    script = ROOT / "examples/distil_draft.py"
-    path = await asyncio.to_thread(DRAFT.find)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, script, path, folder, "--minutes", str(MINUTES)), stdout=sys.stderr
-    )
-    if await process.wait():
-        raise Failed(f"{script.name} failed")
-
-
 async def attack() -> str:
     """Measure what nodes reconstruct."""
     sizes = ("--context", str(MODEL.context), "--chunk", str(MODEL.chunk))
@@ -436,8 +423,9 @@ def list_draft(uses: Uses) -> list[Row]:
     """Return the uses of a draft model that is distilled from SmolLM2."""
     return [
         ("register", lambda: uses.put(MODEL)),
-        (f"a draft distilled in {MINUTES} minutes", uses.distil),
+        (f"a draft distilled in {drafts.MINUTES} minutes", uses.distil),
         ("its drafts on the network", uses.draft_by_model),
+        ("its drafts on a clock", uses.draft_on_a_clock),
     ]
 
 
