@@ -188,6 +188,7 @@ ROWS: Final = {
     "S109": "a downloaded adapter that leads to another one, to have that merged and published",
     "S110": "a link in the current folder, through which a command writes elsewhere",
     "S111": "an API key's large bodies, for whose parsing all other requests wait",
+    "S112": "results and completions before the draw, which fill all members' memory",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d{2,3}_)+\w*)\(", re.MULTILINE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import SETTLEMENT, TESTS, Mutant
 
 MUTANTS: Final = (
     Mutant(
@@ -395,5 +395,22 @@ MUTANTS: Final = (
         "extras/gateway/gateway_tests/serve/test_hostile_clients.py::"
         "test_s111_who_sends_much_to_parse_is_waited_for_by_nobody_else",
         is_quick=False,
+    ),
+    Mutant(
+        "results before the draw",
+        f"{SETTLEMENT}/settlement_state.py",
+        "        if self.verification is None:\n            raise Unavailable(",
+        "        if False:\n            raise Unavailable(",
+        f"{TESTS}/settlement/test_before_the_draw.py::"
+        "test_s112_before_the_draw_a_node_leaves_nothing_in_a_members_memory",
+    ),
+    Mutant(
+        "digests of a result",
+        "splitup/messages/verification.py",
+        "    validator: AddressField\n"
+        "    inputs: tuple[DigestField, ...] = Field(max_length=limits.MAX_PORTS)\n",
+        "    validator: AddressField\n    inputs: tuple[DigestField, ...]\n",
+        f"{TESTS}/settlement/test_before_the_draw.py::"
+        "test_s112_a_result_has_no_more_digests_than_a_task_has_ports",
     ),
 )
