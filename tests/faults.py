@@ -189,6 +189,7 @@ ROWS: Final = {
     "S110": "a link in the current folder, through which a command writes elsewhere",
     "S111": "an API key's large bodies, for whose parsing all other requests wait",
     "S112": "results and completions before the draw, which fill all members' memory",
+    "S113": "executions left open, about each of which a node asks the chain all the time",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d{2,3}_)+\w*)\(", re.MULTILINE)

@@ -405,6 +405,14 @@ MUTANTS: Final = (
         "test_s112_before_the_draw_a_node_leaves_nothing_in_a_members_memory",
     ),
     Mutant(
+        "looks at open executions",
+        "node/splitup_node/settlement/reports.py",
+        "await asyncio.sleep(max(tuning.REPORT_RETRY_S, pause_s))",
+        "await asyncio.sleep(tuning.REPORT_RETRY_S)",
+        "tests/node/settlement/test_reports.py::"
+        "test_s113_an_execution_that_stays_open_takes_few_calls_of_the_endpoint",
+    ),
+    Mutant(
         "digests of a result",
         "splitup/messages/verification.py",
         "    validator: AddressField\n"
