@@ -413,6 +413,14 @@ MUTANTS: Final = (
         "test_s113_an_execution_that_stays_open_takes_few_calls_of_the_endpoint",
     ),
     Mutant(
+        "parties of an attestation",
+        f"{SETTLEMENT}/settlement_agreement.py",
+        "        state.verification.check_attested(signed.attestation)\n",
+        "",
+        f"{TESTS}/settlement/test_before_the_draw.py::"
+        "test_s115_a_member_says_of_an_execution_no_more_than_its_draw_asks",
+    ),
+    Mutant(
         "digests of a result",
         "splitup/messages/verification.py",
         "    validator: AddressField\n"

@@ -301,11 +301,15 @@ class SettlementAgreement:
     def _take_attestation(
         self, state: SettlementState, signed: SignedAttestation, *, may_replace: bool = False
     ) -> bool:
-        """Count an attestation; return whether it is new. Raises PeerFault, BadSignature."""
+        """Count an attestation; return whether it is new. Raises PeerFault, BadSignature.
+
+        Before the draw nothing says what it may be about. Members repeat theirs.
+        """
         if signed.attestation.execution_id != state.request.execution_id:
             raise PeerFault(f"an attestation is not about {state.request.execution_id}")
-        if state.attestations.knows(signed):
+        if state.verification is None or state.attestations.knows(signed):
             return False
+        state.verification.check_attested(signed.attestation)
         check_attestation(signed, self._context.view)
         state.attestations.add(signed, may_replace=may_replace)
         return True
