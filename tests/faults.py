@@ -188,6 +188,10 @@ ROWS: Final = {
     "S109": "a downloaded adapter that leads to another one, to have that merged and published",
     "S110": "a link in the current folder, through which a command writes elsewhere",
     "S111": "an API key's large bodies, for whose parsing all other requests wait",
+    "S112": "results and completions before the draw, which fill all members' memory",
+    "S113": "executions left open, about each of which a node asks the chain all the time",
+    "S114": "a member that lists tasks which do not exist, so that nodes load no new model",
+    "S115": "a member's attestations about what no draw asks, which fill the others' memory",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d{2,3}_)+\w*)\(", re.MULTILINE)

@@ -222,7 +222,6 @@ MAX_SHARED: Final = 1_024  # commitments that a member passes on in one message
 # ones), and as many for steps that it counted (one for each set of tasks that it has taken over).
 MAX_ENDS: Final = 8
 EXECUTION_GRACE_S: Final = 60  # an ended execution stays this long for a client that reconnects
-MAX_DEMAND: Final = 65_536  # tasks in the answer to a heartbeat; bounds what a node has to parse
 MAX_SLASHES: Final = 256  # nodes in one settlement, and accounts paid out of them; the Market's
 MAX_DISTRIBUTED: Final = 64  # executions in one transaction; the Market takes as many
 MAX_CREDITS: Final = 384  # payouts of one execution that the Market credits in one call

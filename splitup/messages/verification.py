@@ -29,7 +29,10 @@ class Draw(Message):
 
     execution_id: Bytes32Field
     block_hash: Bytes32Field  # of the block with the agreed root, or with the last commitment
-    commitments: tuple[tuple[AddressField, Bytes32Field], ...]  # (node, root), sorted by node
+    # (node, root), sorted by node
+    commitments: tuple[tuple[AddressField, Bytes32Field], ...] = Field(
+        max_length=limits.MAX_PLAN_NODES
+    )
     executors: tuple[AddressField, ...] = Field(default=(), max_length=limits.MAX_TASKS)
     steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
     signature: HexField  # threshold BLS signature over the above
@@ -74,8 +77,8 @@ class VerificationResult(Message):
     execution_id: Bytes32Field
     task: TaskField
     validator: AddressField
-    inputs: tuple[DigestField, ...]
-    outputs: tuple[DigestField, ...]
+    inputs: tuple[DigestField, ...] = Field(max_length=limits.MAX_PORTS)
+    outputs: tuple[DigestField, ...] = Field(max_length=limits.MAX_PORTS)
     state: DigestField
     salt: Bytes32Field
     error: str = Field(max_length=500)  # "" when the recomputation succeeded
@@ -118,8 +121,8 @@ class Ruling(Message):
     """
 
     task: TaskField
-    inputs: tuple[DigestField, ...]
-    outputs: tuple[DigestField, ...]
+    inputs: tuple[DigestField, ...] = Field(max_length=limits.MAX_PORTS)
+    outputs: tuple[DigestField, ...] = Field(max_length=limits.MAX_PORTS)
     state: DigestField
     error: str = Field(max_length=200)
     missing: tuple[TaskField, ...] = Field(default=(), max_length=limits.MAX_PORTS)

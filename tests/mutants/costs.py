@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import SETTLEMENT, TESTS, Mutant
 
 MUTANTS: Final = (
     Mutant(
@@ -395,5 +395,38 @@ MUTANTS: Final = (
         "extras/gateway/gateway_tests/serve/test_hostile_clients.py::"
         "test_s111_who_sends_much_to_parse_is_waited_for_by_nobody_else",
         is_quick=False,
+    ),
+    Mutant(
+        "results before the draw",
+        f"{SETTLEMENT}/settlement_state.py",
+        "        if self.verification is None:\n            raise Unavailable(",
+        "        if False:\n            raise Unavailable(",
+        f"{TESTS}/settlement/test_before_the_draw.py::"
+        "test_s112_before_the_draw_a_node_leaves_nothing_in_a_members_memory",
+    ),
+    Mutant(
+        "looks at open executions",
+        "node/splitup_node/settlement/reports.py",
+        "await asyncio.sleep(max(tuning.REPORT_RETRY_S, pause_s))",
+        "await asyncio.sleep(tuning.REPORT_RETRY_S)",
+        "tests/node/settlement/test_reports.py::"
+        "test_s113_an_execution_that_stays_open_takes_few_calls_of_the_endpoint",
+    ),
+    Mutant(
+        "parties of an attestation",
+        f"{SETTLEMENT}/settlement_agreement.py",
+        "        state.verification.check_attested(signed.attestation)\n",
+        "",
+        f"{TESTS}/settlement/test_before_the_draw.py::"
+        "test_s115_a_member_says_of_an_execution_no_more_than_its_draw_asks",
+    ),
+    Mutant(
+        "digests of a result",
+        "splitup/messages/verification.py",
+        "    validator: AddressField\n"
+        "    inputs: tuple[DigestField, ...] = Field(max_length=limits.MAX_PORTS)\n",
+        "    validator: AddressField\n    inputs: tuple[DigestField, ...]\n",
+        f"{TESTS}/settlement/test_before_the_draw.py::"
+        "test_s112_a_result_has_no_more_digests_than_a_task_has_ports",
     ),
 )

@@ -131,10 +131,26 @@ MUTANTS: Final = (
         "tests/oracle/member/test_latest_models.py::test_s107_the_fee_is_what_the_chain_says",
     ),
     Mutant(
+        "tasks that one member lists",
+        "node/splitup_node/tasks/placement.py",
+        "        if len(said) > few\n",
+        "",
+        "tests/node/tasks/test_placement.py::"
+        "test_s114_one_member_invents_no_tasks_and_understates_no_holders",
+    ),
+    Mutant(
+        "holders by one member's word",
+        "node/splitup_node/tasks/placement.py",
+        "sorted(entry.holders for entry in said)[few]",
+        "min(entry.holders for entry in said)",
+        "tests/node/tasks/test_placement.py::"
+        "test_s114_one_member_invents_no_tasks_and_understates_no_holders",
+    ),
+    Mutant(
         "members that say what is used",
         "node/splitup_node/tasks/placement.py",
-        "3 * claims[entry.model_id] > members",
-        "claims[entry.model_id] > 0",
+        "sum(entry.used for entry in said) > few",
+        "sum(entry.used for entry in said) > 0",
         "tests/node/tasks/test_placement.py::"
         "test_s101_models_in_use_have_enough_operators_before_others_are_loaded",
     ),

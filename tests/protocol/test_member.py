@@ -11,6 +11,7 @@ from splitup.crypto import bls
 from splitup.crypto.signature_scheme import REAL
 from splitup.messages.base import Message
 from splitup.messages.completions import EMPTY_DIGEST, Completion, TaskCommitment
+from splitup.messages.verification import Draw
 from splitup.protocol.committee import events as ev
 from splitup.protocol.committee.certificates import RANDOMNESS_DOMAIN
 from splitup.protocol.committee.context import SigningGuard
@@ -31,6 +32,7 @@ from splitup.protocol.settlement.chain_commitments import (
     AgreedCommitments,
     compute_commitments_root,
 )
+from splitup.protocol.settlement.settlement_transitions import take_draw
 from tests.builders import make_chain_manifest, task_id
 from tests.parameters import some_of
 from tests.protocol.committees import make_committee, make_identity, make_keys
@@ -390,7 +392,14 @@ def test_a_completion_must_be_what_was_committed_steps_included() -> None:
     root, exposures = compute_commitments_root(execution_id, agreement), ((executor, 1),)
     agreed = ev.ExecutionCommitted(execution_id, root, "0x" + "01" * 32, exposures)
     simulation.feed(account, agreed)
-    member.settlements._states[execution_id].chain.bind(agreement)
+    state = member.settlements._states[execution_id]
+    state.chain.bind(agreement)
+    with pytest.raises(Unavailable, match="no draw here yet"):
+        member.handle(ev.ReportReceived(completion, key), simulation.now)
+    basis = state.find_basis()
+    assert basis is not None
+    words = {"execution_id": execution_id, "signature": "0x", "seed": ID, **basis._asdict()}
+    take_draw(state, Draw(**words), place=0, now=simulation.now)
     with pytest.raises(PeerFault, match="4 steps, 3 were committed"):
         member.handle(ev.ReportReceived(completion, key), simulation.now)
     other = completion.model_copy(update={"salt": "0x" + "56" * 32})

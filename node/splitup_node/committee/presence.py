@@ -130,9 +130,11 @@ class Presence:
             return
         is_refused = self._heartbeat_sender.is_refused(committee)
         self._refusals = self._refusals + 1 if is_refused else 0
-        self._demand = merge_demand(self._heartbeat_sender.get_demands(), len(committee.members))
-        self._loaded_tasks.keep_listed({entry.task_id for entry in self._demand})
-        self._demand_changed.set()
+        demands = self._heartbeat_sender.get_demands()
+        if 3 * len(demands) > len(committee.members):
+            self._demand = merge_demand(demands, len(committee.members))
+            self._loaded_tasks.keep_listed({entry.task_id for entry in self._demand})
+            self._demand_changed.set()
         failures = self._heartbeat_sender.list_failures(committee)
         if is_refused and await self._is_leaving():
             failures = set()  # as its owner wishes

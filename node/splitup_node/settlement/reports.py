@@ -138,13 +138,14 @@ class Reporter:
 
         It takes tasks of the execution over, and its work would not be paid.
         """
+        since_s = self._chain.clock.now_s()
         try:
             while not is_over() and self._chain.clock.now_s() < deadline_s:
                 row = await self._chain.call("market", "executionOf", execution_id)
                 if row["certified"] or Status(row["status"]) in (Status.SETTLED, Status.REFUNDED):
                     stop()
                     return
-                await asyncio.sleep(tuning.REPORT_RETRY_S)
+                await self._pause(since_s)
         except SplitUpError as error:
             _log.warning("takeovers of %s are not watched: %s", execution_id, error)
 
@@ -185,6 +186,7 @@ class Reporter:
         is_last = False
         if report.is_held:
             await self._wait_until(report.late_s)
+        since_s = self._chain.clock.now_s()
         while not is_last:
             is_last = self._chain.clock.now_s() > report.give_up_s  # we may have been down
             if not report.is_held:
@@ -205,9 +207,21 @@ class Reporter:
                 reason = "the members have not brought it to the chain"
             self._send_commitments(report)
             if not is_last:
-                await asyncio.sleep(tuning.REPORT_RETRY_S)
+                await self._pause(since_s, report.late_s)
         _log.error("%s is not reported any more: %s", execution_id, reason)
         self._committed.pop(execution_id, None)
+
+    async def _pause(self, since_s: float, next_s: float = 0.0) -> None:
+        """Wait before the next look at the chain: the longer, the longer ago ``since_s`` is.
+
+        A client can leave executions open until their deadlines, and each look takes a call of the
+        endpoint. No pause goes beyond ``next_s``.
+        """
+        now_s = self._chain.clock.now_s()
+        pause_s = min((now_s - since_s) / 8, tuning.CLOCK_PERIOD_S)
+        if now_s < next_s:
+            pause_s = min(pause_s, next_s - now_s)
+        await asyncio.sleep(max(tuning.REPORT_RETRY_S, pause_s))
 
     async def _wait_until(self, at_s: float) -> None:
         while True:
@@ -219,7 +233,7 @@ class Reporter:
     def _send_commitments(self, report: CompletionReport) -> None:
         """Send the members what is due, once in a run of this node."""
         completion = report.completion
-        is_late = self._chain.clock.now_s() > report.late_s
+        is_late = self._chain.clock.now_s() >= report.late_s
         due = [completion]
         if is_late or not completion.end.end.final:
             due += report.earlier

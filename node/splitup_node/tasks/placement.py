@@ -11,7 +11,6 @@ memory is full trades: it unloads a task that many nodes serve for one that too 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -34,7 +33,6 @@ class DemandEntry(Message):
     price_nano_usdc: Count
     holders: Count  # live nodes that serve it
     operators: Count = 0  # in the determinism class with most of them
-    verifiable: bool = False  # sold with verification: enough operators hold it in one class
     used: bool = False  # the model was paid for lately
 
     @property
@@ -45,29 +43,40 @@ class DemandEntry(Message):
 
 def parse_demand(value: object) -> tuple[DemandEntry, ...]:
     """Validate the ``tasks`` of a heartbeat's answer; raise PeerFault when they are malformed."""
-    if not isinstance(value, list) or len(value) > limits.MAX_DEMAND:
+    if not isinstance(value, list) or len(value) > limits.MAX_DEMAND_TASKS:
         raise PeerFault("a heartbeat's answer holds no list of tasks, or too long a one")
     return tuple(DemandEntry.from_value(entry) for entry in value)
 
 
-def merge_demand(answers: Iterable[Iterable[DemandEntry]], members: int) -> tuple[DemandEntry, ...]:
-    """Return one entry per (model, task), with the lowest number of holders that a member reports.
+def merge_demand(answers: Sequence[Sequence[DemandEntry]], members: int) -> tuple[DemandEntry, ...]:
+    """Return one entry per task of a model that more than a third of the ``members`` list alike.
 
-    The lowest number is safe: one holder too many does little harm. A model is in use if more than
-    a third of the ``members`` say so: fewer may lie, and others may have started again since.
+    Fewer may lie: invented tasks would be tried before all others. Holders and operators are the
+    lowest numbers but those of as many members as may lie. A model is in use if more than a third
+    say so: others may have started again since.
     """
-    merged: dict[tuple[str, int], DemandEntry] = {}
-    claims: Counter[str] = Counter()
-    for answer in map(tuple, answers):
-        claims.update({entry.model_id for entry in answer if entry.used})
-        for entry in answer:
-            known = merged.get((entry.model_id, entry.task))
-            if known is None or entry.holders < known.holders:
-                merged[entry.model_id, entry.task] = entry
+    few = (members - 1) // 3
+    listed: dict[tuple[str | int, ...], list[DemandEntry]] = {}
+    for answer in answers:
+        for facts, entry in {_get_facts(entry): entry for entry in answer}.items():
+            listed.setdefault(facts, []).append(entry)
     return tuple(
-        entry.model_copy(update={"used": 3 * claims[entry.model_id] > members})
-        for entry in merged.values()
+        said[0].model_copy(
+            update={
+                "holders": sorted(entry.holders for entry in said)[few],
+                "operators": sorted(entry.operators for entry in said)[few],
+                "used": sum(entry.used for entry in said) > few,
+            }
+        )
+        for said in listed.values()
+        if len(said) > few
     )
+
+
+def _get_facts(entry: DemandEntry) -> tuple[str | int, ...]:
+    """Return what all members read in the model's manifest."""
+    sizes = entry.vram_bytes, entry.weights_bytes, entry.price_nano_usdc
+    return entry.model_id, entry.task, entry.task_id, *sizes
 
 
 def choose_task(

@@ -112,17 +112,12 @@ def check_revealed(
 
     It has to cover the tasks that its node answers for, with the takeovers that assigned them.
     """
-    check_committed(completion, root, basis.steps)
-    executors = basis.executors or certificate.plan.executors()
-    check_completion(completion, certificate.plan, manifest, root, executors)
-
-
-def check_committed(completion: Completion, root: str, steps: int) -> None:
-    """Raise PeerFault unless root and steps are those on chain; the plan is not checked."""
-    node = completion.node
+    node, steps = completion.node, basis.steps
     if completion.root() != root:
         raise PeerFault(f"completion of {node} does not match the root it committed", peer=node)
     if completion.steps != steps:
         raise PeerFault(
             f"completion of {node} has {completion.steps} steps, {steps} were committed", peer=node
         )
+    executors = basis.executors or certificate.plan.executors()
+    check_completion(completion, certificate.plan, manifest, root, executors)

@@ -52,7 +52,7 @@ from splitup.protocol.committee.settlement_proposals import SettlementProposal
 from splitup.protocol.planning.exposure import Economics
 from splitup.protocol.settlement import settlement_transitions as transitions
 from splitup.protocol.settlement.attestations import Attestations, check_attestation
-from splitup.protocol.settlement.chain_commitments import check_committed, check_revealed
+from splitup.protocol.settlement.chain_commitments import check_revealed
 from splitup.protocol.settlement.commitments import CommitmentAgreement
 from splitup.protocol.settlement.draws import DrawAgreement
 from splitup.protocol.settlement.proposals import Proposals
@@ -202,7 +202,8 @@ class SettlementAgreement:
     ) -> list[Command]:
         """Take what a node says; raise PeerFault, BadSignature if it is false or not its own.
 
-        A completion is kept until the draw. Of a validator the first commitment counts.
+        Completions, and what validators say, are taken from the draw on; Unavailable is raised
+        before. Of a validator the first commitment counts.
         """
         state = self._find_state(report.execution_id)
         if state is None:
@@ -216,14 +217,16 @@ class SettlementAgreement:
                 state.add_answer_of_replaced(report)
             case Completion():
                 state.check_node(report, signing_key)
-                if not _keep_completion(state, report):
+                verification = state.require_verification()
+                if report.node in verification.completions:
                     return []
+                _take_completion(state, verification, report)
             case ValidatorCommitment():
                 state.check_validator(report, signing_key)
-                state.add_validator_commitment(report)
+                state.require_verification().add_validator_commitment(report)
             case VerificationResult():
                 state.check_validator(report, signing_key)
-                state.add_answer(ValidatorAnswer(report, token))
+                state.require_verification().add_answer(ValidatorAnswer(report, token))
             case _ as never:
                 assert_never(never)
         return self._take_steps_later(state, now)
@@ -294,11 +297,15 @@ class SettlementAgreement:
     def _take_attestation(
         self, state: SettlementState, signed: SignedAttestation, *, may_replace: bool = False
     ) -> bool:
-        """Count an attestation; return whether it is new. Raises PeerFault, BadSignature."""
+        """Count an attestation; return whether it is new. Raises PeerFault, BadSignature.
+
+        Before the draw nothing says what it may be about. Members repeat theirs.
+        """
         if signed.attestation.execution_id != state.request.execution_id:
             raise PeerFault(f"an attestation is not about {state.request.execution_id}")
-        if state.attestations.knows(signed):
+        if state.verification is None or state.attestations.knows(signed):
             return False
+        state.verification.check_attested(signed.attestation)
         check_attestation(signed, self._context.view)
         state.attestations.add(signed, may_replace=may_replace)
         return True
@@ -332,22 +339,23 @@ class SettlementAgreement:
 
     def _add_evidence(self, state: SettlementState, proposal: SettlementProposal) -> None:
         """Add what a proposal rests on; raise PeerFault, BadSignature for what is false."""
-        if state.verification is None:
+        verification = state.verification
+        if verification is None:
             return  # our view of the chain is behind; tried again at the next step
-        known = {answer.token for answer in state.list_answers()}
+        known = {answer.token for answer in verification.list_answers()}
         shown = Counter(signed.attestation.member for signed in proposal.attestations)
         if max(shown.values(), default=0) > limits.MAX_CONFLICTING:
             raise PeerFault("a settlement's proposal shows too many attestations of one member")
         for signed in proposal.attestations:
             self._take_attestation(state, signed, may_replace=True)
         for completion in proposal.completions:
-            if completion.node not in state.verification.completions:
-                _take_completion(state, state.verification, completion)
+            if completion.node not in verification.completions:
+                _take_completion(state, verification, completion)
         for token in proposal.results:
             if token not in known:
                 result, signing_key = self._read_token(api.VERIFICATION_RESULT, token)
                 state.check_validator(result, signing_key)
-                state.add_answer(ValidatorAnswer(result, token))
+                verification.add_answer(ValidatorAnswer(result, token))
 
     def _judge_apart(
         self, state: SettlementState, verification: Verification, now: float
@@ -471,23 +479,8 @@ class SettlementAgreement:
         return state
 
 
-def _keep_completion(state: SettlementState, completion: Completion) -> bool:
-    """Check what a node reveals, or keep it until the draw; return whether it is new."""
-    node, verification = completion.node, state.verification
-    if verification is None:
-        basis = state.find_basis()
-        if basis is not None and node in state.chain.bound:
-            check_committed(completion, state.chain.bound[node], basis.steps)
-        state.early.completions[node] = completion
-        return True
-    if node in verification.completions:
-        return False
-    _take_completion(state, verification, completion)
-    return True
-
-
 def _check_early_completions(state: SettlementState, verification: Verification) -> list[Command]:
-    """Check the completions that came before the draw; blame the nodes of false ones."""
+    """Check the completions that came for an earlier draw; blame the nodes of false ones."""
     commands: list[Command] = []
     early = state.early.completions
     while early:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from splitup.core import limits, tuning
+from splitup.core import tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.graph.manifest import Manifest
@@ -37,7 +37,6 @@ from splitup.protocol.settlement.chain_commitments import (
 )
 from splitup.protocol.settlement.collected_commitments import CollectedCommitments
 from splitup.protocol.settlement.evidence import compute_evidence_root, make_evidence
-from splitup.protocol.settlement.task_checks import ValidatorAnswer
 from splitup.protocol.settlement.verification_state import PlanContext, Verification
 
 # ---- phases ------------------------------------------------------------------------------------
@@ -118,10 +117,8 @@ class EarlyEvidence:
     """Messages that may arrive before the phase that uses them."""
 
     draw_partials: dict[int, str] = field(default_factory=dict)  # by member's index, for Drawing
-    completions: dict[str, Completion] = field(default_factory=dict)  # by node, for Verifying
-    # by (task, validator), for Verifying
-    answers: dict[tuple[int, str], ValidatorAnswer] = field(default_factory=dict)
-    validator_commitments: dict[tuple[int, str], ValidatorCommitment] = field(default_factory=dict)
+    # by node, for Verifying: they were checked over a draw that a reorganisation took back
+    completions: dict[str, Completion] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -187,6 +184,18 @@ class SettlementState:
                 f"execution {self.request.execution_id} is not planned here yet; try again"
             )
         return certificate
+
+    def require_verification(self) -> Verification:
+        """Return the verification; raise Unavailable before the draw.
+
+        Until then nothing says who has to reveal what, and a node could fill the memory. Nodes
+        send it again.
+        """
+        if self.verification is None:
+            raise Unavailable(
+                f"execution {self.request.execution_id} has no draw here yet; try again"
+            )
+        return self.verification
 
     def check_node(
         self, report: ExecutorCommitment | Takeovers | Completion, signing_key: str
@@ -400,27 +409,3 @@ class SettlementState:
             if name not in self.collected.takeovers:
                 check_takeover(signed, self.certificate.plan)
                 self.collected.add_takeover(signed, self.certificate.plan)
-
-    # ---- validators -------------------------------------------------------------------------
-
-    def add_answer(self, answer: ValidatorAnswer) -> None:
-        """Keep a validator's answer; before the draw for later use."""
-        verification, result = self.verification, answer.result
-        if verification is not None:
-            verification.add_answer(answer)
-        elif len(self.early.answers) < limits.MAX_TASKS:
-            self.early.answers.setdefault((result.task, result.validator), answer)
-
-    def add_validator_commitment(self, commitment: ValidatorCommitment) -> None:
-        """Keep a validator's commitment; before the draw for later use."""
-        verification, early = self.verification, self.early.validator_commitments
-        if verification is not None:
-            verification.add_validator_commitment(commitment)
-        elif len(early) < limits.MAX_TASKS:
-            early.setdefault((commitment.task, commitment.validator), commitment)
-
-    def list_answers(self) -> list[ValidatorAnswer]:
-        """Return the answers of all validators, used or not yet."""
-        verification = self.verification
-        used = verification.list_answers() if verification is not None else []
-        return [*self.early.answers.values(), *used]

@@ -63,10 +63,7 @@ def complete_commitments(state: SettlementState, basis: DrawBasis) -> None:
 
 
 def take_draw(state: SettlementState, draw: Draw, place: int, now: float) -> None:
-    """Open a check per drawn task, with what validators sent before the draw was known.
-
-    ``place`` is our rank as proposer.
-    """
+    """Open a check per drawn task. ``place`` is our rank as proposer."""
     if not isinstance(state.phase, Committing | Drawing):
         raise _refuse(state, "a draw")
     context = state.phase.context
@@ -80,12 +77,6 @@ def take_draw(state: SettlementState, draw: Draw, place: int, now: float) -> Non
         attestations=state.attestations,
         checks=_make_checks(context, draw, executors, state.economics),
     )
-    for commitment in state.early.validator_commitments.values():
-        verification.add_validator_commitment(commitment)
-    for answer in state.early.answers.values():
-        verification.add_answer(answer)
-    state.early.validator_commitments.clear()
-    state.early.answers.clear()
     state.phase = Verifying(verification)
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from splitup.core import limits
+from splitup.core.errors import PeerFault
 from splitup.graph.manifest import Manifest
 from splitup.messages.completions import Completion, TaskCommitment
 from splitup.messages.plans import Plan, PlanCertificate
 from splitup.messages.snapshots import Snapshot
 from splitup.messages.verification import (
+    Attestation,
     Draw,
     Ruling,
     SignedAttestation,
@@ -80,6 +84,42 @@ class Verification:
         check = self.checks.get(commitment.task)
         if check is not None:
             check.hold(commitment.validator, commitment.root)
+
+    def check_attested(self, attestation: Attestation) -> None:
+        """Raise PeerFault unless an attestation is about the draw and its tasks' parties alone.
+
+        Of each party it says one thing; rulings on a claim change while inputs are missing.
+        """
+        held = {(one.task, one.validator) for one in attestation.held}
+        silent = {(one.task, one.node) for one in attestation.silent}
+        claims = Counter(ruling.claim for ruling in attestation.rulings)
+        committed = {node for node, _ in self.draw.commitments}
+        if (
+            len(held) < len(attestation.held)
+            or len(silent) < len(attestation.silent)
+            or max(claims.values(), default=0) > limits.MAX_CONFLICTING
+            or not all(self._is_validator(*one) for one in held)
+            or not all(
+                node in committed if task is None else self._is_validator(task, node)
+                for task, node in silent
+            )
+            or not all(self._concerns(ruling) for ruling in attestation.rulings)
+        ):
+            raise PeerFault(
+                f"an attestation about {attestation.execution_id} says more than the draw asks",
+                peer=attestation.member,
+            )
+
+    def _is_validator(self, task: int, node: str) -> bool:
+        return task in self.checks and node in self.checks[task].validators
+
+    def _concerns(self, ruling: Ruling) -> bool:
+        task, validator = ruling.claim
+        if task not in self.checks or (validator and not self._is_validator(task, validator)):
+            return False
+        entry = self.context.manifest.tasks[task]
+        most = len(entry.inputs), len(entry.outputs)
+        return len(ruling.inputs) <= most[0] and len(ruling.outputs) <= most[1]
 
     def has_closed(self) -> bool:
         """Return whether we said that reveals are due."""

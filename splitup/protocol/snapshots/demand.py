@@ -29,9 +29,9 @@ def compute_demand(
     There are at most ``MAX_DEMAND_TASKS``. Models may share tasks: what each says of one is its
     developer's word, and may be false. ``retired`` models, by id, have no rows. ``used`` ones were
     paid for lately, which costs something: to register a model does not. A row holds
-    what a node needs to choose tasks: model, index, sizes, price per step, holders. A task is
-    ``verifiable`` when ``MIN_OPERATORS`` operators hold it in one determinism class; the row's
-    ``operators`` is their number in the class with the most. A node that the argument ``operators``
+    what a node needs to choose tasks: model, index, sizes, price per step, holders. A row's
+    ``operators`` is their number in the determinism class with the most: with fewer than
+    ``MIN_OPERATORS`` the task is sold without verification. A node that the argument ``operators``
     does not list is its own operator.
     """
     holders: dict[str, int] = defaultdict(int)
@@ -59,7 +59,6 @@ def compute_demand(
                 "price_nano_usdc": task.price_nano_usdc,
                 "holders": holders[task.task_id],
                 "operators": most,
-                "verifiable": most >= limits.MIN_OPERATORS,
                 "used": model_id in used,
             }
     ranked = sorted(

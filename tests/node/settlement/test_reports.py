@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from splitup_node.committee.committee_client import CommitteeClient
-from splitup_node.settlement.reports import Reporter
+from splitup_node.settlement.reports import CompletionReport, Reporter
 
 from splitup.chain.clock import ChainClock
 from splitup.chain.market import Status
@@ -42,6 +43,7 @@ from splitup.storage.journal import Journal
 from tests.builders import HANG_S
 
 NODE = "0x" + "aa" * 20
+DAY_S = 86_400
 
 
 class FakeChain:
@@ -500,3 +502,54 @@ async def test_a_validator_that_waits_beside_others_reveals_once_its_own_commitm
         assert not validator.done()
         http.held = (Held(task=0, validator=NODE, root=announced.root),)
     assert validator.result() == 1
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+async def test_s113_an_execution_that_stays_open_takes_few_calls_of_the_endpoint(
+    is_watched: bool, tmp_path: Path, chain: FakeChain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client may leave thousands open for a day each; there were four calls a second of each.
+
+    What the deadline needs is sent in time all the same.
+    """
+    now_s, looks, told = 0.0, list[float](), list[tuple[float, int]]()
+    sleep, call, execution_id = asyncio.sleep, chain.call, make_completion(1).execution_id
+
+    async def pass_time(seconds: float) -> None:
+        nonlocal now_s
+        await sleep(0)  # what is to be sent now is sent
+        now_s += seconds
+
+    async def note_call(contract: str, function: str, execution_id: str) -> Any:
+        looks.append(now_s)
+        assert len(looks) < DAY_S / tuning.CLOCK_PERIOD_S + 300
+        return await call(contract, function, execution_id)
+
+    async def note_sent(route: Any, message: Any, give_up_s: float) -> bool:
+        told.append((now_s, message.end.end.steps))
+        return True
+
+    monkeypatch.setattr(asyncio, "sleep", pass_time)
+    monkeypatch.setattr(tuning, "REPORT_RETRY_S", 0.25)
+    monkeypatch.setattr(chain, "call", note_call)
+    chain.clock = SimpleNamespace(now_s=lambda: now_s)  # type: ignore[assignment]
+    chain.open.add(execution_id)
+    client = SimpleNamespace(spread=note_sent)
+    with Journal.open(tmp_path) as journal:
+        reporter = Reporter(journal, chain, client)  # type: ignore[arg-type]
+        if is_watched:
+            await reporter.watch_taken(execution_id, DAY_S, lambda: False, lambda: None)
+        else:
+            final = make_completion(1)
+            interim = final.end.model_copy(
+                update={"end": final.end.end.model_copy(update={"steps": 2, "final": False})}
+            )
+            earlier = (final.model_copy(update={"end": interim}),)
+            give_up_s = DAY_S + limits.GRANT_GRACE_S
+            await reporter._report(CompletionReport(final, earlier, "", give_up_s, False))
+            await reporter._background.close()
+    assert sum(at_s < 5 for at_s in looks) >= 15, "most executions are settled soon"
+    if not is_watched:
+        (_, final_steps), (late_s, interim_steps) = told
+        assert (final_steps, interim_steps) == (1, 2)
+        assert DAY_S - tuning.STOP_MARGIN_S <= late_s < DAY_S - tuning.AGREE_MARGIN_S

@@ -366,7 +366,6 @@ def make_entry(index: int, task_id: str, holders: int) -> DemandEntry:
         price_nano_usdc=1,
         holders=holders,
         operators=holders,
-        verifiable=holders >= limits.MIN_OPERATORS,
     )
 
 

@@ -10,13 +10,12 @@ from typing import get_args
 import pytest
 
 from splitup.core.errors import PeerFault
-from splitup.messages.completions import EMPTY_DIGEST, SignedTakeover, Takeover
+from splitup.messages.completions import SignedTakeover, Takeover
 from splitup.messages.verification import (
     Attestation,
     Draw,
     SignedAttestation,
     ValidatorCommitment,
-    VerificationResult,
 )
 from splitup.protocol.committee.events import ExecutionCommitted
 from splitup.protocol.settlement import settlement_transitions as transitions
@@ -35,7 +34,6 @@ from splitup.protocol.settlement.settlement_state import (
     SettlementState,
     Verifying,
 )
-from splitup.protocol.settlement.task_checks import ValidatorAnswer
 from splitup.protocol.settlement.verification_state import PlanContext
 from tests.protocol.machines import (
     EXECUTION,
@@ -148,37 +146,6 @@ def test_shares_that_came_early_are_in_the_collector() -> None:
     assert isinstance(state.phase, Drawing)
     assert state.phase.collector.partials == {2: "0x" + "03" * 48}
     assert state.phase.basis == basis and not state.phase.partial
-
-
-def test_what_validators_sent_early_is_in_the_checks() -> None:
-    state = make_drawing(VERIFY_ALL)
-    draw(probe := make_drawing(VERIFY_ALL))
-    assert probe.verification is not None
-    (task, check), *_ = probe.verification.checks.items()
-    validator = check.validators[0]
-    commitment = ValidatorCommitment(
-        execution_id=EXECUTION, task=task, validator=validator, root="0x" + "04" * 32
-    )
-    result = VerificationResult(
-        execution_id=EXECUTION,
-        task=task,
-        validator=validator,
-        inputs=("1" * 64,),
-        outputs=("2" * 64,),
-        state=EMPTY_DIGEST,
-        salt="0x" + "05" * 32,
-        error="",
-    )
-    state.add_validator_commitment(commitment)
-    state.add_answer(ValidatorAnswer(result, "token"))
-    assert [answer.token for answer in state.list_answers()] == ["token"]
-    draw(state)
-    assert state.verification is not None
-    found = state.verification.checks[task]
-    assert found.held == {validator: "0x" + "04" * 32}
-    assert found.answers[validator].result == result
-    assert not state.early.answers and not state.early.validator_commitments
-    assert [answer.token for answer in state.list_answers()] == ["token"]
 
 
 def test_the_draw_fixes_tasks_executors_and_our_place() -> None:

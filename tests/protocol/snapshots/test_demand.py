@@ -37,24 +37,23 @@ def test_the_least_held_task_comes_first() -> None:
         "price_nano_usdc": 10_000,
         "holders": 0,
         "operators": 0,
-        "verifiable": False,
         "used": False,
     }
 
 
-def test_a22_a_task_of_fewer_than_three_operators_is_flagged() -> None:
+def test_a22_a_tasks_operators_are_counted_in_one_class() -> None:
     live = [beat(number, 0) for number in range(1, 5)]
     manifest = make_chain_manifest(1)
 
-    def show(operators: dict[str, str]) -> tuple[int, int, bool]:
+    def show(operators: dict[str, str]) -> tuple[int, int]:
         row = compute_demand([manifest], live, operators)[0]
-        return row["holders"], row["operators"], row["verifiable"]
+        return row["holders"], row["operators"]
 
-    assert show({}) == (4, 4, True)
-    assert show(dict.fromkeys(map(address, (1, 2, 3)), address(9))) == (4, 2, False)
+    assert show({}) == (4, 4)
+    assert show(dict.fromkeys(map(address, (1, 2, 3)), address(9))) == (4, 2)
     live[0] = live[0].model_copy(update={"determinism": "CUDA"})
     live[1] = live[1].model_copy(update={"determinism": "CUDA"})
-    assert show({}) == (4, 2, False), "nodes of two classes cannot check each other"
+    assert show({}) == (4, 2), "nodes of two classes cannot check each other"
 
 
 def test_s95_false_words_about_a_task_hide_no_others() -> None:
