@@ -291,7 +291,7 @@ def test_a_template_is_given_tools_calls_and_results() -> None:
         {"type": "function_call_output", "call_id": "c1", "output": "done"},
     ]
     response = parse_request(ResponseRequest, {"model": "m", "input": items}).convert()
-    assert response.list_messages() == messages
+    assert response.template_messages == messages
     with closing(ModelTokenizer(FILE, "model packages")) as tokenizer:
         chat = ChatInfo(template=QWEN, bos_token="", eos_token="")
         tools = make().list_for_template()
@@ -301,6 +301,22 @@ def test_a_template_is_given_tools_calls_and_results() -> None:
         "tool: done\n"
     )
     assert '"name": "stop-now_2", "description": "stops"' in text
+
+
+def test_s121_arguments_of_calls_are_no_larger_together_than_a_message() -> None:
+    """8 MiB of small texts, each of which may grow, became 200 MB; and nobody's turn was used."""
+
+    def read(arguments: object, messages: int) -> ChatRequest:
+        function = {"name": "f", "arguments": json.dumps(arguments)}
+        call = {"id": "c1", "type": "function", "function": function}
+        said = {"role": "assistant", "tool_calls": [call] * 128}
+        return parse_request(ChatRequest, {**CHAT, "messages": [said] * messages}).convert()
+
+    for usual in ({}, {"city": "Rome"}, {"path": "a.py", "text": "x" * 200}):
+        assert len(read(usual, 100).template_messages) == 100
+    for many, said in (([{}] * 300, "become"), (["a long text"] * 300, "has about")):
+        with pytest.raises(ApiError, match=f"the arguments of calls: it.* {said}"):
+            read({"a": many}, 20)
 
 
 @pytest.mark.parametrize("arguments", ["{", "[]", "[" * 100_000, "5"])
