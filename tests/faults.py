@@ -188,6 +188,10 @@ ROWS: Final = {
     "S109": "a downloaded adapter that leads to another one, to have that merged and published",
     "S110": "a link in the current folder, through which a command writes elsewhere",
     "S111": "an API key's large bodies, for whose parsing all other requests wait",
+    "S120": "a device's large messages, for whose decoding all others wait",
+    "S121": "arguments of thousands of calls, which stop a server and fill its memory",
+    "S122": "an API key's large requests, which fill a server's memory while they wait",
+    "S123": "a link in a folder where somebody joins a network, which leads to another file",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d{2,3}_)+\w*)\(", re.MULTILINE)
