@@ -406,6 +406,15 @@ MUTANTS: Final = (
         is_quick=False,
     ),
     Mutant(
+        "readings of a call",
+        "extras/gateway/splitup_gateway/apis/tools.py",
+        "if not is_end and not self._has_end(text):",
+        "if not is_end and not text.endswith('}'):",
+        "extras/gateway/gateway_tests/serve/apis/test_tools.py::"
+        "test_s124_a_bare_call_is_read_once_however_many_objects_it_has",
+        is_quick=False,
+    ),
+    Mutant(
         "arguments of calls",
         "extras/gateway/splitup_gateway/apis/requests.py",
         "check_structure(texts, max_growth=limits.DENSE_GROWTH)",
