@@ -112,6 +112,7 @@ def make_service_app(service: Service) -> typer.Typer:
 def install(service: Service, config: Path, name: str, is_system: bool) -> dict[str, Any]:
     """Write the unit, whole or not at all; return its path and the commands that start it."""
     from splitup.core.errors import ConfigurationError
+    from splitup.core.whole_files import write_whole
     from splitup.devnet.processes import find_program
 
     if sys.platform != "linux":
@@ -127,9 +128,7 @@ def install(service: Service, config: Path, name: str, is_system: bool) -> dict[
     text = format_unit(service, command, config, is_system=is_system)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.new")
-        draft.write_text(text, "utf-8")
-        draft.replace(path)
+        write_whole(path, text)
     except OSError as error:
         advice = "; use sudo" if is_system else ""
         raise ConfigurationError(f"cannot write {path} ({error.strerror}){advice}") from None

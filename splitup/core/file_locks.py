@@ -10,7 +10,8 @@ from pathlib import Path
 
 def take_lock(directory: Path) -> int | None:
     """Lock a directory until the descriptor is closed or the process ends; None if it is taken."""
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(directory / "lock", flags, 0o600)
     try:
         for _ in range(10):
             if try_lock(descriptor, fcntl.LOCK_EX):

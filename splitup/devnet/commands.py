@@ -19,6 +19,7 @@ from splitup.chain.client import Chain
 from splitup.config import NETWORK_FILE, NetworkConfig
 from splitup.core.errors import ConfigurationError, InvalidInput, SplitUpError, Unavailable
 from splitup.core.file_locks import find_holder
+from splitup.core.whole_files import follow_no_link
 from splitup.devnet.processes import read_tail
 from splitup.devnet.state import (
     DevnetState,
@@ -107,7 +108,7 @@ def up_detached(
     command += [] if options.members is None else ["--members", str(options.members)]
     command += [] if options.vram_bytes is None else ["--vram", str(options.vram_bytes)]
     start = log.stat().st_size if log.exists() else 0
-    with log.open("ab") as output:
+    with open(log, "ab", opener=follow_no_link) as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from splitup.core.errors import ConfigurationError, Unavailable
 from splitup.core.source_tree import compose_package_install
+from splitup.core.whole_files import follow_no_link
 
 _PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -88,7 +89,7 @@ def spawn(
     Raises ConfigurationError when the program cannot be started.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    with open(log, "ab", opener=follow_no_link) as output:
         output.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} start {name}\n".encode())
         output.flush()
         try:

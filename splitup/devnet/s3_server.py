@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from splitup.core import limits
 from splitup.core.errors import ConfigurationError, StorageUnavailable
+from splitup.core.whole_files import write_whole
 from splitup.crypto.keystore import read_secret_file, write_secret_file
 from splitup.devnet.ports import find_free_ports
 from splitup.devnet.processes import DevnetProcess, spawn
@@ -182,9 +183,7 @@ def _load_ports(data_dir: Path, s3_port: int | None) -> dict[str, int]:
         ports["s3.port"] = s3_port
     for flag, port in ports.items():
         _check_free(port, flag, path)
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(ports))
-    temporary.replace(path)
+    write_whole(path, json.dumps(ports))
     return ports
 
 

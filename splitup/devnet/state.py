@@ -19,7 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from splitup.core import limits
 from splitup.core.errors import ConfigurationError
 from splitup.core.file_locks import find_holder, take_lock
+from splitup.core.whole_files import write_whole
 from splitup.devnet.ports import find_free_ports, hold_port, is_port_free
+from splitup.storage.private_files import explain_write
 
 OBJECTS: Final = "objects"  # the object store's directory
 GATEWAYS: Final = 2  # each can serve when the other is down
@@ -131,7 +133,8 @@ class Lock:
     def acquire(self) -> None:
         """Take the lock; raise ConfigurationError naming the process that holds it."""
         make_directory(self._directory)
-        self._descriptor = take_lock(self._directory)
+        with explain_write(self._directory, "--dir"):
+            self._descriptor = take_lock(self._directory)
         if self._descriptor is None:
             raise ConfigurationError(
                 f"the network in {self._directory} is running already "
@@ -205,6 +208,4 @@ def is_ready(directory: Path, supervisor: int) -> bool:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace ``path`` in one step, so that a reader never sees half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(temporary, path)
+    write_whole(path, json.dumps(value, indent=2) + "\n")

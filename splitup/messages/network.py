@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from splitup.core import limits
 from splitup.core.errors import ConfigurationError
 from splitup.core.records import find_error
+from splitup.core.whole_files import write_whole
 from splitup.messages.base import AddressField, Bytes32Field, EndpointField, Message
 
 RpcUrlField = Annotated[str, Field(pattern=r"^https?://\S+$", max_length=2048)]
@@ -40,9 +41,7 @@ class Deployment(Message):
 
     def save(self, path: Path) -> None:
         """Write the deployment as JSON, whole or not at all."""
-        temporary = path.with_name(path.name + ".new")
-        temporary.write_text(self.model_dump_json(indent=2) + "\n", "utf-8")
-        temporary.replace(path)
+        write_whole(path, self.model_dump_json(indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from splitup.core.errors import ConfigurationError
+from splitup.core.whole_files import write_whole
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import create_identity, create_passphrase
 
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file that only this user may read. Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-        os.fchmod(file.fileno(), 0o600)  # also one that was there
-        file.write(text)
+    write_whole(path, text, 0o600)
 
 
 def create_party(

@@ -390,7 +390,7 @@ MUTANTS: Final = (
     Mutant(
         "time of large bodies",
         "extras/gateway/splitup_gateway/access.py",
-        "                await asyncio.sleep(theirs.rests_until - self.clock())\n",
+        "            await asyncio.sleep(theirs.rests_until - self.clock())\n",
         "",
         "extras/gateway/gateway_tests/serve/test_hostile_clients.py::"
         "test_s111_who_sends_much_to_parse_is_waited_for_by_nobody_else",
@@ -428,5 +428,50 @@ MUTANTS: Final = (
         "    validator: AddressField\n    inputs: tuple[DigestField, ...]\n",
         f"{TESTS}/settlement/test_before_the_draw.py::"
         "test_s112_a_result_has_no_more_digests_than_a_task_has_ports",
+    ),
+    Mutant(
+        "time of large messages of devices",
+        "extras/gateway/splitup_gateway/split/server.py",
+        "await self._access.parse(key, message.data, decode)",
+        "decode(message.data)",
+        "extras/gateway/gateway_tests/split/test_sessions.py::"
+        "test_s120_a_keys_large_messages_are_parsed_in_turns",
+        is_quick=False,
+    ),
+    Mutant(
+        "readings of a call",
+        "extras/gateway/splitup_gateway/apis/tools.py",
+        "if not is_end and not self._has_end(text):",
+        "if not is_end and not text.endswith('}'):",
+        "extras/gateway/gateway_tests/serve/apis/test_tools.py::"
+        "test_s124_a_bare_call_is_read_once_however_many_objects_it_has",
+        is_quick=False,
+    ),
+    Mutant(
+        "arguments of calls",
+        "extras/gateway/splitup_gateway/apis/requests.py",
+        "check_structure(texts, max_growth=limits.DENSE_GROWTH)",
+        "pass",
+        "extras/gateway/gateway_tests/serve/apis/test_tools.py::"
+        "test_s121_arguments_of_calls_are_no_larger_together_than_a_message",
+        is_quick=False,
+    ),
+    Mutant(
+        "time of conversations",
+        "extras/gateway/splitup_gateway/apis/requests.py",
+        "        _ = self.template_messages\n",
+        "",
+        "extras/gateway/gateway_tests/serve/apis/test_requests.py::"
+        "test_s121_a_request_is_converted_where_it_is_parsed[/v1/chat/completions]",
+        is_quick=False,
+    ),
+    Mutant(
+        "bytes of large requests",
+        "extras/gateway/splitup_gateway/access.py",
+        "if theirs.size and theirs.size + size > MOST_BYTES_OF_ONE:",
+        "if False:",
+        "extras/gateway/gateway_tests/serve/test_hostile_clients.py::"
+        "test_s122_a_key_fills_no_memory_by_large_requests_that_wait",
+        is_quick=False,
     ),
 )

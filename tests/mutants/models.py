@@ -64,6 +64,22 @@ MUTANTS: Final = (
         "tests/deploy/showing/test_progress.py::test_s110_a_part_of_a_file_follows_no_link",
     ),
     Mutant(
+        "links of a lock",
+        "splitup/core/file_locks.py",
+        "os.O_CLOEXEC | os.O_NOFOLLOW",
+        "os.O_CLOEXEC",
+        "tests/storage/test_private_files.py::"
+        "test_s123_links_in_a_folder_lead_no_command_elsewhere",
+    ),
+    Mutant(
+        "links under a file's name",
+        "splitup/core/whole_files.py",
+        "made.replace(path)",
+        "path.write_text(text)",
+        "tests/storage/test_private_files.py::"
+        "test_s123_links_in_a_folder_lead_no_command_elsewhere",
+    ),
+    Mutant(
         "length of a token's text",
         "splitup/client/text/tokenizer.py",
         "if len(text) > tuning.TOKEN_CHARS * len(tokens):",

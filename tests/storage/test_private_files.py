@@ -12,6 +12,9 @@ from splitup_gateway.api_keys import ApiKeys
 from splitup_gateway.explorer.event_index import EventIndex
 
 from splitup.core.errors import ConfigurationError
+from splitup.core.file_locks import take_lock
+from splitup.core.whole_files import follow_no_link
+from splitup.devnet.state import write_json
 from splitup.storage import private_files
 from splitup.storage.private_files import create_party, write_private
 from tests.chain.test_deployment import DEPLOYMENT
@@ -49,6 +52,25 @@ def test_a12_a_file_is_private_also_where_there_was_one(tmp_path: Path) -> None:
         write_private(tmp_path / name, "text")
         assert (tmp_path / name).read_text() == "text"
     assert set(list_modes(tmp_path).values()) == {0o600}
+
+
+def test_s123_links_in_a_folder_lead_no_command_elsewhere(tmp_path: Path) -> None:
+    """Somebody else made the folder, and knows under which names commands write."""
+    own, folder = tmp_path / "bashrc", tmp_path / ".splitup"
+    own.write_text("mine")
+    folder.mkdir()
+    for name in ("deployment.json", "deployment.json.new", ".a.toml", "devnet.json", "lock"):
+        (folder / name).symlink_to(own)
+    DEPLOYMENT.save(folder / "deployment.json")
+    create_party(folder, "a.toml", "text")
+    write_json(folder / "devnet.json", {})
+    with pytest.raises(OSError, match="symbolic"):
+        take_lock(folder)
+    with pytest.raises(OSError, match="symbolic"):
+        open(folder / "lock", "ab", opener=follow_no_link)
+    assert own.read_text() == "mine"
+    links = {path.name for path in folder.iterdir() if path.is_symlink()}
+    assert links == {"deployment.json.new", "lock"}
 
 
 def test_a_party_is_asked_last_and_an_interrupted_one_leaves_nothing(tmp_path: Path) -> None:

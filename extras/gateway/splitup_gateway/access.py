@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final, TypeVar
 
 from aiohttp import web
 
-from splitup.core import tuning
+from splitup.core import limits, tuning
+from splitup.core.errors import Throttled
 from splitup.net.http_server import get_admission, read_in_time
 from splitup_gateway.api_keys import ApiKey, ApiKeys, get_principal
 from splitup_gateway.charges import Charges
 from splitup_gateway.errors import ApiError
 
 T = TypeVar("T")
+D = TypeVar("D", bytes, str)
 MOST_BODIES: Final = 32  # large ones that are read at once; further requests wait
 MOST_BODIES_OF_ONE: Final = 8  # principal
+# Of the large ones whose requests one principal has running. In memory one is a few times as much.
+MOST_BYTES_OF_ONE: Final = 64 * limits.MIB
 
 
 @dataclass(slots=True)
@@ -28,6 +33,7 @@ class _LargeBodies:
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_BODIES_OF_ONE))
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # at parsing
     rests_until: float = 0.0
+    size: int = 0  # bytes, of those that are read or answered
 
 
 @dataclass(slots=True)
@@ -118,27 +124,46 @@ class Access:
                 headers={"Retry-After": str(int(wait_s) + 1)},
             )
 
+    @asynccontextmanager
     async def read(
         self, request: web.Request, key: ApiKey | None, parse: Callable[[bytes], T]
-    ) -> tuple[bytes, T]:
-        """Return a request's body, and what ``parse`` makes of it.
+    ) -> AsyncIterator[tuple[bytes, T]]:
+        """Give a request's body, and what ``parse`` makes of it, while the request is answered.
 
-        Few large ones are read at once, and fewer of one principal. To parse one takes up to a
-        second, in which nothing else is done: its principal's next one waits longer.
+        Few large ones are read at once, and fewer of one principal. Raises Throttled when those of
+        its requests that are not answered have too many bytes together.
         """
         length = request.content_length
         if length is not None and length <= tuning.HTTP_SMALL_BODY_BYTES:
             body = await read_in_time(request)
-            return body, parse(body)
+            yield body, parse(body)
+            return
+        size = request.client_max_size if length is None else length
         theirs = self._large_of.setdefault(get_principal(key), _LargeBodies())
-        async with theirs.places:
-            async with self._bodies:
+        if theirs.size and theirs.size + size > MOST_BYTES_OF_ONE:
+            raise Throttled("large requests of this key run already; try again in a few seconds")
+        theirs.size += size
+        try:
+            async with theirs.places, self._bodies:
                 body = await read_in_time(request)
-            async with theirs.turn:
-                await asyncio.sleep(theirs.rests_until - self.clock())
-                began = self.clock()
-                try:
-                    return body, parse(body)
-                finally:
-                    now = self.clock()
-                    theirs.rests_until = now + tuning.LARGE_MESSAGE_REST * (now - began)
+            yield body, await self.parse(key, body, parse)
+        finally:
+            theirs.size -= size
+
+    async def parse(self, key: ApiKey | None, data: D, parse: Callable[[D], T]) -> T:
+        """Return what ``parse`` makes of what a principal sent.
+
+        With much of it that takes up to a second, in which nothing else is done: its principal's
+        next one waits longer.
+        """
+        if len(data) <= tuning.HTTP_SMALL_BODY_BYTES:
+            return parse(data)
+        theirs = self._large_of.setdefault(get_principal(key), _LargeBodies())
+        async with theirs.turn:
+            await asyncio.sleep(theirs.rests_until - self.clock())
+            began = self.clock()
+            try:
+                return parse(data)
+            finally:
+                now = self.clock()
+                theirs.rests_until = now + tuning.LARGE_MESSAGE_REST * (now - began)

@@ -30,7 +30,6 @@ from splitup_gateway.apis.encoding import (
     RerankRequest,
     prepare_texts,
 )
-from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.apis.messages import MESSAGES, CountRequest
 from splitup_gateway.apis.requests import (
     ChatRequest,
@@ -44,7 +43,7 @@ from splitup_gateway.charges import RECEIPT_S
 from splitup_gateway.errors import ApiError, translate
 from splitup_gateway.preparing import count_prompt, prepare
 from splitup_gateway.quotes import Quotes
-from splitup_gateway.replies import Asking, Replies, Reply, list_fields
+from splitup_gateway.replies import Asking, PlainRequest, Read, Replies, Reply, list_fields
 from splitup_gateway.served_models import ServedModels
 from splitup_gateway.split.server import SplitServer, describe_error
 from splitup_gateway.split.sessions import SessionOptions
@@ -141,8 +140,8 @@ class ApiServer:
         app = make_app(max_body_bytes=MAX_BODY_BYTES, errors=answer_errors)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/v1/models/{model}", self._get_model)
-        for path, (kind, reply) in self._replies.items():
-            app.router.add_post(path, self._serve(kind, reply))
+        for path, (read, reply) in self._replies.items():
+            app.router.add_post(path, self._serve(read, reply))
         app.router.add_post(f"{MESSAGES}/count_tokens", self._count_tokens)
         app.router.add_get("/api/tags", self._ollama_tags)
         app.router.add_post("/api/show", self._ollama_show)
@@ -171,8 +170,8 @@ class ApiServer:
             async with charging as charge:
                 if asked is None or asked[0] not in replies:
                     raise RESTARTED
-                kind, reply = replies[asked[0]]
-                await reply(Asking({}, key, stream, charge), read_request(kind, asked[1]))
+                read, reply = replies[asked[0]]
+                await reply(Asking({}, key, stream, charge), read(asked[1]))
 
         self._streams.streams.resume(work)
 
@@ -206,55 +205,56 @@ class ApiServer:
 
     # ---- texts ---------------------------------------------------------------------------------
 
-    def _serve(self, kind: type[RequestFields], reply: Reply) -> Handler:
+    def _serve(self, read: Read, reply: Reply) -> Handler:
         """Return the handler of a route whose answers are streams, whoever is connected."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             key = await self._access.let_in(request)
-            body, wanted = await self._access.read(request, key, partial(read_request, kind))
-            headers = request.headers.copy()
+            async with self._access.read(request, key, read) as (body, wanted):
+                headers = request.headers.copy()
 
-            async def work(stream: Stream) -> None:
-                await reply(Asking(headers, key, stream), wanted)
+                async def work(stream: Stream) -> None:
+                    await reply(Asking(headers, key, stream), wanted)
 
-            owner = "" if key is None else key.name
-            return await self._streams.answer(request, owner, body, work)
+                owner = "" if key is None else key.name
+                return await self._streams.answer(request, owner, body, work)
 
         return handle
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         key = await self._access.let_in(request)
-        _, wanted = await self._access.read(request, key, partial(read_request, CountRequest))
-        asked = wanted.convert()
-        model = (await self._models.find(asked.model, key)).get_text_model()
-        return web.json_response(
-            {"input_tokens": await count_prompt(model, asked, get_principal(key))}
-        )
+
+        def parse(body: bytes) -> ChatRequest:
+            return read_request(CountRequest, body).convert()
+
+        async with self._access.read(request, key, parse) as (_, asked):
+            model = (await self._models.find(asked.model, key)).get_text_model()
+            count = await count_prompt(model, asked, get_principal(key))
+        return web.json_response({"input_tokens": count})
 
     # ---- prices --------------------------------------------------------------------------------
 
     async def _quote(self, request: web.Request) -> web.Response:
         """Answer what a request of any kind may cost."""
         key = await self._access.let_in(request)
-        _, wanted = await self._access.read(request, key, self._read_priced)
-        if isinstance(wanted, EmbeddingRequest | RerankRequest):
-            encoder = (await self._models.find(wanted.model, key)).get_encoder()
-            inputs = await prepare_texts(encoder, wanted, get_principal(key))
-            tokens, most_tokens, steps = len(inputs.make_report().prompt), 0, inputs.steps
-            most = encoder.manifest.cost_micro_usdc(steps)
-        else:
-            asked = wanted.convert()
+        async with self._access.read(request, key, self._read_priced) as (_, asked):
             served = await self._models.find(asked.model, key)
-            model = served.get_text_model()
-            prepared = await prepare(model, asked, get_principal(key))
-            tokens = sum(map(len, {text.prompt for text in prepared.texts}))
-            most_tokens = sum(text.max_tokens for text in prepared.texts)
-            steps, most = prepared.count_steps(model), served.compute_price(prepared)
-        quote, until = self._quotes.make(wanted.model, most)
+            if isinstance(asked, EmbeddingRequest | RerankRequest):
+                encoder = served.get_encoder()
+                inputs = await prepare_texts(encoder, asked, get_principal(key))
+                tokens, most_tokens, steps = len(inputs.make_report().prompt), 0, inputs.steps
+                most = encoder.manifest.cost_micro_usdc(steps)
+            else:
+                model = served.get_text_model()
+                prepared = await prepare(model, asked, get_principal(key))
+                tokens = sum(map(len, {text.prompt for text in prepared.texts}))
+                most_tokens = sum(text.max_tokens for text in prepared.texts)
+                steps, most = prepared.count_steps(model), served.compute_price(prepared)
+        quote, until = self._quotes.make(asked.model, most)
         answer = {
             "id": quote,
             "object": "quote",
-            "model": wanted.model,
+            "model": asked.model,
             "prompt_tokens": tokens,
             "max_tokens": most_tokens,
             "max_steps": steps,
@@ -263,9 +263,7 @@ class ApiServer:
         }
         return web.json_response(answer)
 
-    def _read_priced(
-        self, body: bytes
-    ) -> EncodingRequest | ChatRequest | CompletionRequest | ResponseRequest:
+    def _read_priced(self, body: bytes) -> EncodingRequest | PlainRequest:
         """Return a request of any kind, as its model and its fields tell."""
         value = parse_body(body)
         fields = value if isinstance(value, dict) else {}
@@ -278,7 +276,7 @@ class ApiServer:
             kind = ChatRequest
         if "input" in fields:
             kind = ResponseRequest
-        return parse_request(kind, value)
+        return parse_request(kind, value).convert()
 
     async def _get_receipt(self, request: web.Request) -> web.Response:
         """Answer how an execution of this server was closed; "open" while it is not."""
@@ -309,8 +307,8 @@ class ApiServer:
     async def _ollama_show(self, request: web.Request) -> web.Response:
         key = await self._access.let_in(request)
         reading = partial(read_request, ollama.ShowRequest)
-        _, wanted = await self._access.read(request, key, reading)
-        served = await self._models.find(wanted.name, key)
+        async with self._access.read(request, key, reading) as (_, wanted):
+            served = await self._models.find(wanted.name, key)
         return web.json_response(ollama.show_model(served.get_text_model()))
 
     async def _ollama_version(self, _: web.Request) -> web.Response:

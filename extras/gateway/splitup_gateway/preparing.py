@@ -176,7 +176,7 @@ async def _render_chat(
     toolbox: Toolbox | None,
     principal: str,
 ) -> str:
-    messages, variables = asked.list_messages(), asked.make_variables()
+    messages, variables = asked.template_messages, asked.make_variables()
     tools = None if toolbox is None else toolbox.list_for_template()
     tokenizer = model.tokenizer
     length = len(str(messages)) + len(str(tools)) + len(str(variables))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from splitup.client.text.generation import TextModel
@@ -24,7 +25,7 @@ from splitup_gateway.apis.formats import RequestFields
 from splitup_gateway.apis.message_answers import MessagesForm
 from splitup_gateway.apis.messages import MESSAGES, MessagesRequest
 from splitup_gateway.apis.ollama import GenerateRequest, OllamaChatRequest, OllamaForm
-from splitup_gateway.apis.requests import ChatRequest, CompletionRequest
+from splitup_gateway.apis.requests import ChatRequest, CompletionRequest, read_request
 from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.apis.responses import ResponseForm
 from splitup_gateway.apis.streams import (
@@ -46,7 +47,8 @@ from splitup_gateway.served_models import ServedModel, ServedModels
 from splitup_gateway.streaming.kept_streams import RESTARTED
 from splitup_gateway.streaming.stream import Stream
 
-Reply = Callable[["Asking", Any], Awaitable[None]]  # to a request of one kind, into a stream
+Read = Callable[[bytes], Any]  # a body
+Reply = Callable[["Asking", Any], Awaitable[None]]  # to what was read, into a stream
 TextRequest = (
     CompletionRequest
     | ChatRequest
@@ -55,6 +57,7 @@ TextRequest = (
     | GenerateRequest
     | OllamaChatRequest
 )
+PlainRequest = ChatRequest | CompletionRequest
 TEXTS: Final[Mapping[str, type[TextRequest]]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
@@ -103,16 +106,27 @@ class Replies:
         self._quotes = quotes
         self._turns = FairLock()  # at writing long answers
 
-    def list_by_path(self) -> dict[str, tuple[type[RequestFields], Reply]]:
-        """Return what answers by streams, and which requests, by path."""
-        texts = {path: (kind, self._write) for path, kind in TEXTS.items()}
-        return {**texts, **{path: (kind, self._encode) for path, kind in ENCODINGS.items()}}
+    def list_by_path(self) -> dict[str, tuple[Read, Reply]]:
+        """Return what reads and answers requests by streams, by path."""
+        found: dict[str, tuple[Read, Reply]] = {}
+        for path, kind in TEXTS.items():
+            found[path] = partial(self._read, kind), self._write
+        for path, other in ENCODINGS.items():
+            found[path] = partial(read_request, other), self._encode
+        return found
 
-    async def _write(self, asking: Asking, wanted: TextRequest) -> None:
+    def _read(self, kind: type[TextRequest], body: bytes) -> tuple[TextRequest, PlainRequest]:
+        """Return a request, and the same of the API that answers it: both take time."""
+        wanted = read_request(kind, body)
+        model = self._models.get(wanted.model)
+        has_template = isinstance(model, TextModel) and model.info.chat is not None
+        return wanted, wanted.convert(has_template=has_template)
+
+    async def _write(self, asking: Asking, read: tuple[TextRequest, PlainRequest]) -> None:
+        wanted, asked = read
         served = await self._models.find(wanted.model, asking.key)
-        model = served.get_text_model()
-        asked = wanted.convert(has_template=model.info.chat is not None)
-        await self._answer(asking, served, asked, _make_form(model, wanted, asking.names))
+        form = _make_form(served.get_text_model(), wanted, asking.names)
+        await self._answer(asking, served, asked, form)
 
     async def _encode(self, asking: Asking, asked: EncodingRequest) -> None:
         served = await self._models.find(asked.model, asking.key)
@@ -135,7 +149,7 @@ class Replies:
         self,
         asking: Asking,
         served: ServedModel,
-        asked: ChatRequest | CompletionRequest,
+        asked: PlainRequest,
         form: AnswerForm,
     ) -> None:
         model, stream = served.get_text_model(), asking.stream

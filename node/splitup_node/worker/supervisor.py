@@ -28,6 +28,7 @@ from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.core import tuning
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidModel, SplitUpError, Unavailable
+from splitup.core.whole_files import follow_no_link
 from splitup.sandbox.child import make_command, make_environment
 from splitup.sandbox.warm_child import WarmChild
 from splitup_node.worker.ipc import (
@@ -344,7 +345,7 @@ class Supervisor:
         """Open the worker's log, from its end; one that has grown long begins again."""
         path = self._directory / f"{self._name}.log"
         is_long = path.exists() and path.stat().st_size > tuning.MAX_WORKER_LOG_BYTES
-        return path.open("wb" if is_long else "ab")
+        return open(path, "wb" if is_long else "ab", opener=follow_no_link)
 
     def _ask(
         self, kind: QuestionKind, parts: Sequence[bytes | memoryview], timeout_s: float

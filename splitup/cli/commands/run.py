@@ -55,6 +55,7 @@ async def command(
     directory.mkdir(parents=True, exist_ok=True)
     files = {name: name_file(directory, name) for name in result.outputs}
     for name, path in files.items():
+        path.unlink(missing_ok=True)  # which may be a link
         np.save(path, result.outputs[name], allow_pickle=False)
     found = {**_describe_result(result, files), **cost.to_dict()}
     output.give(found, lambda: _show(output, result, files, cost))

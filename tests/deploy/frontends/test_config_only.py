@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from splitup_deploy.cli.commands import app
 from splitup_deploy.cutting.build import build, parse_size, parse_sizes
+from splitup_deploy.frontends.huggingface.config_only import load_shapes
 from splitup_deploy.frontends.source_model import Sizes
 from typer.testing import CliRunner
 
@@ -162,6 +163,24 @@ def test_a_dtype_that_weights_cannot_have(tmp_path: Path) -> None:
     path.write_text(json.dumps({**TINY, "torch_dtype": "float8_e4m3fn"}))
     with pytest.raises(InvalidModel, match="dtype 'float8_e4m3fn'"):
         build(str(path), 10**6)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"architectures": [["LlamaForCausalLM"]]}, "architecture .* is not supported"),
+        ({"quantization_config": {"quant_method": []}}, "quant_method"),
+        ({"n_shared_experts": 10**9}, "n_shared_experts = 1000000000; a positive integer of at"),
+    ],
+)
+def test_what_a_config_cannot_say_is_named(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """The last one took 119 GiB."""
+    table = json.loads((CONFIGS / "deepseek-v3.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**table, **change}))
+    with pytest.raises(InvalidModel, match=said):
+        load_shapes(str(tmp_path), Sizes())
 
 
 def test_lists_of_sizes() -> None:

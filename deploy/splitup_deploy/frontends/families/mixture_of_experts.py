@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import Any, Final
 
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder.decoder_config import (
     Clamped,
@@ -309,7 +309,8 @@ def add_shared_experts(
     inner = fields.get_integer("moe_intermediate_size")
     shared = fields.get_written("n_shared_experts")
     if shared is not None:
-        shared = Shared(inner * fields.get_integer("n_shared_experts"), module)
+        most = limits.MAX_DIMENSION // inner
+        shared = Shared(inner * fields.get_integer("n_shared_experts", most=most), module)
     fields.expect("moe_layer_freq", 1)
     return add_experts(
         fields,

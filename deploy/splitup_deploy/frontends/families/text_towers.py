@@ -115,7 +115,9 @@ TOWERS: Final[dict[str, Tower]] = {
 def find_text_tower(table: dict[str, Any]) -> dict[str, Any]:
     """Return the config.json that a model's text tower would have alone; any other unchanged."""
     names = table.get("architectures")
-    tower = TOWERS.get(names[0]) if isinstance(names, list) and len(names) == 1 else None
+    tower = None
+    if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str):
+        tower = TOWERS.get(names[0])
     if tower is None:
         return table
     fields = Fields(table)

@@ -133,7 +133,7 @@ class QuantisationConfig:
     def __init__(self, table: dict[str, Any]) -> None:
         self.fields = Fields(table, "config.json's quantization_config")
         self.method: Any = self.fields.get("quant_method")
-        if self.method not in _METHODS:
+        if self.method not in list(_METHODS):
             raise self.fields.refuse("quant_method", ", ".join(_METHODS))
         for name in _HARMLESS:
             self.fields.get(name)

@@ -37,6 +37,7 @@ from bench.report import read_rss_bytes
 from splitup.client.leases import LeaseOptions
 from splitup.client.text.generation import Token
 from splitup.core import tuning
+from splitup.core.errors import Throttled
 from splitup.net.http_server import read_in_time, serve_app
 from tests.builders import HANG_S
 
@@ -187,8 +188,8 @@ async def test_s111_who_sends_much_to_parse_is_waited_for_by_nobody_else(
 ) -> None:
     now, pauses = 100.0, []
 
-    async def read_body(_: web.Request) -> bytes:
-        return b"{}"
+    async def read_body(request: web.Request) -> bytes:
+        return bytes(request.content_length or 100_000)
 
     async def sleep(seconds: float) -> None:
         nonlocal now
@@ -207,14 +208,42 @@ async def test_s111_who_sends_much_to_parse_is_waited_for_by_nobody_else(
     server = Access(None, clock=lambda: now)
     keys = [SimpleNamespace(name=name, group="") for name in "ab"]
     for key, large in ((0, True), (0, True), (1, True), (0, False), (0, True)):
-        request: Any = SimpleNamespace(content_length=None)
+        request: Any = SimpleNamespace(content_length=None, client_max_size=2**23)
         with contextlib.nullcontext() if large else pytest.raises(ApiError):
-            await server.read(request, keys[key], parse)  # type: ignore[arg-type]
+            async with server.read(request, keys[key], parse):  # type: ignore[arg-type]
+                pass
     # three times as long as its own last one took, less what another's took meanwhile
     assert pauses == [0, 6, 0, 4, 6]
     small: Any = SimpleNamespace(content_length=2)
-    await server.read(small, keys[0], parse)  # type: ignore[arg-type]
-    assert len(pauses) == 5
+    async with server.read(small, keys[0], parse):  # type: ignore[arg-type]
+        assert len(pauses) == 5
+
+
+async def test_s122_a_key_fills_no_memory_by_large_requests_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are counted until they are answered, and also those whose length nobody told."""
+
+    async def read_body(request: Any) -> bytes:
+        return bytes(request.content_length or 100_000)
+
+    monkeypatch.setattr(access, "read_in_time", read_body)
+    monkeypatch.setattr(tuning, "LARGE_MESSAGE_REST", 0.0)
+    monkeypatch.setattr(access, "MOST_BYTES_OF_ONE", 16 * 2**20)
+    server, ann, bob = Access(None), *(SimpleNamespace(name=name, group="") for name in "ab")
+
+    def ask(key: Any, length: int | None) -> Any:
+        request: Any = SimpleNamespace(content_length=length, client_max_size=8 * 2**20)
+        return server.read(request, key, len)
+
+    async with ask(ann, None), ask(ann, 7 * 2**20):
+        with pytest.raises(Throttled, match="run already"):
+            async with ask(ann, 2 * 2**20):
+                pass
+        async with ask(ann, 60_000), ask(ann, 2**20) as (_, size), ask(bob, 15 * 2**20):
+            assert size == 2**20
+    async with ask(ann, 50 * 2**20):  # one is always tried; the server's own limit is smaller
+        pass
 
 
 async def test_s22_a_key_that_is_created_closes_a_server_that_runs(tmp_path: Path) -> None:

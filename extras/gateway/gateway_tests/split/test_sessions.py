@@ -25,6 +25,7 @@ from splitup_gateway.timelines import Timelines
 from splitup_private.split import messages as split
 
 from splitup.client.leases import LeaseOptions
+from splitup.core import tuning
 from splitup.core.errors import InvalidInput
 from splitup.crypto.keys import generate_identity
 from tests.builders import HANG_S
@@ -425,6 +426,27 @@ async def test_s64_a_key_with_many_connections_keeps_others_from_none(
         assert [(await one.ask(ping))["type"] for one in (device, *first)] == ["pong"] * 3
         assert (await newest.socket.receive()).type is aiohttp.WSMsgType.CLOSED
     keys.close()
+
+
+async def test_s120_a_keys_large_messages_are_parsed_in_turns(
+    nodes: LocalNodes, keys: ApiKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a large message its key's next one rests; small ones, and another key's, do not."""
+    ann, bob = keys.create("ann"), keys.create("bob")
+    monkeypatch.setattr(tuning, "LARGE_MESSAGE_REST", 1e9)
+    large = json.dumps({"type": "ping", "a": [":"] * 50_000})
+    async with serve_split(nodes, access=Access(keys)) as url:
+        async with (
+            connect(url, ann) as first,
+            connect(url, ann) as second,
+            connect(url, bob) as far,
+        ):
+            assert (await first.ask(large))["type"] == "error"
+            waiting = asyncio.create_task(second.ask(large))
+            assert (await first.ask({"type": "ping"}))["type"] == "pong"
+            assert (await far.ask(large))["type"] == "error"
+            assert not waiting.done()
+            waiting.cancel()
 
 
 def test_the_cost_of_a_devices_text_is_rounded_once() -> None:

@@ -247,7 +247,7 @@ class CountRequest(RequestFields):
                 "begun; end with one of the user",
                 param=f"messages.{len(self.messages) - 1}",
             )
-        return parse_request(CappedChat, self._make_fields())
+        return parse_request(CappedChat, self._make_fields()).convert()
 
     def _make_fields(self) -> dict[str, Any]:
         system = _join(self.system or "")

@@ -130,7 +130,8 @@ class GenerateRequest(_OllamaRequest):
         if self.system:
             messages.append({"role": "system", "content": self.system})
         messages.append({"role": "user", "content": _make_content(self.prompt, self.images)})
-        return parse_request(ChatRequest, {**fields, **self._make_thinking(), "messages": messages})
+        fields |= {**self._make_thinking(), "messages": messages}
+        return parse_request(ChatRequest, fields).convert()
 
 
 class OllamaChatRequest(_OllamaRequest):
@@ -163,7 +164,7 @@ class OllamaChatRequest(_OllamaRequest):
         fields = {**self.make_fields(), **self._make_thinking(), "messages": messages}
         if self.tools:
             fields["tools"] = [tool.model_dump() for tool in self.tools]
-        return parse_request(ChatRequest, fields)
+        return parse_request(ChatRequest, fields).convert()
 
 
 def _make_content(text: str, images: Sequence[str] | None) -> str | list[dict[str, Any]]:

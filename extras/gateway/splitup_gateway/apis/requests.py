@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 from pydantic import AliasChoices, Field, ValidationError, model_validator
 
 from splitup.client.text.chat_template import OWN_VARIABLES
 from splitup.client.text.grammar import Grammar
-from splitup.core.codec import parse_json
+from splitup.core import limits
+from splitup.core.codec import check_structure, parse_json
 from splitup.decode.adjusted_sampler import MAX_TOP_LOGPROBS, Adjustments
 from splitup.decode.sampler import Sampler
 from splitup_gateway.apis.formats import (
@@ -42,6 +44,7 @@ MAX_CHOICES: Final = 16  # texts of one request: ``n`` times the number of promp
 MAX_PROMPTS: Final = 16
 MAX_MESSAGES: Final = 2_048
 DEFAULT_COMPLETION_TOKENS: Final = 16
+_CALL_CHARS: Final = 46  # at least, of a call beside its arguments
 Texts = str | list[TokenId] | list[str | list[TokenId]]  # one, or several; as tokens, too
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -289,8 +292,24 @@ class ChatRequest(_Generation, Conversing):
             template=template,
         )
 
-    def list_messages(self) -> list[dict[str, Any]]:
-        """Return the conversation as chat templates expect it; raise ApiError."""
+    def convert(self, **given: object) -> Self:
+        """Return itself, its conversation read, which takes time. Raises ApiError."""
+        _ = self.template_messages
+        return self
+
+    @cached_property
+    def template_messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat templates expect it. Raises ApiError.
+
+        Arguments of calls are texts in JSON: one by one they may be small enough, and too many
+        together.
+        """
+        calls = [call for message in self.messages for call in message.tool_calls or ()]
+        texts = ("," + " " * _CALL_CHARS).join(call.function.arguments for call in calls)
+        try:
+            check_structure(texts, max_growth=limits.DENSE_GROWTH)
+        except ValueError as error:
+            raise ApiError(f"the arguments of calls: {error}", param="arguments") from None
         return [message.to_template() for message in self.messages]
 
     def list_images(self) -> tuple[bytes, ...]:

@@ -178,7 +178,7 @@ class ResponseRequest(Conversing):
         if choice is not None and not isinstance(choice, str):
             name = "function" if isinstance(choice, FlatToolChoice) else "allowed_tools"
             fields["tool_choice"] = {"type": choice.type, name: choice}
-        return parse_request(ResponseChat, fields)
+        return parse_request(ResponseChat, fields).convert()
 
     def _list_messages(self) -> list[dict[str, Any]]:
         items = self.input

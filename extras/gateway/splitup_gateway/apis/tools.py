@@ -127,6 +127,9 @@ _MARKS: Final = (  # of a template that explains a syntax to the model
 )
 
 
+_BRACES: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}]', re.DOTALL)  # and strings
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call in an answer; ``arguments`` is JSON."""
@@ -264,6 +267,7 @@ class CallParser:
         self._must_call = toolbox.must_call
         self._held = ""
         self._has_called = False
+        self._read = self._depth = 0  # of the object that the held text begins with
         self._is_text = False  # of a syntax without marks: the answer has begun as another text
 
     def push(self, text: str) -> list[AnswerPart]:
@@ -311,22 +315,37 @@ class CallParser:
             if not text.startswith("{"):
                 self._is_text = not self._has_called
                 break
-            if not is_end and not text.endswith("}"):
-                break  # do not read it again for every piece
+            if not is_end and not self._has_end(text):
+                break
             try:
                 _, length = parse_json_prefix(text)
             except ValueError:
+                self._is_text = not is_end  # it is closed, and no JSON
                 break
             found = self._read_call(text[:length])
             if found is None:
                 self._is_text = True
                 break
             parts.append(found)
-            self._held = text[length:]
+            self._held, self._read, self._depth = text[length:], 0, 0
         if self._is_text:
             parts += self._make_text(self._held)
             self._held = ""
         return parts
+
+    def _has_end(self, text: str) -> bool:
+        """Return whether the object has its end that a growing text begins with.
+
+        What is before the last string is read once, whatever the number of pieces.
+        """
+        for part in _BRACES.finditer(text, self._read) if text.endswith("}") else ():
+            if part[0] == '"':  # of a string that goes on
+                break
+            self._read = part.end()
+            self._depth += (part[0] == "{") - (part[0] == "}")
+            if not self._depth:
+                return True
+        return False
 
     def _make_text(self, text: str) -> list[AnswerPart]:
         return [text] if text and not (self._has_called and text.isspace()) else []

@@ -151,8 +151,8 @@ class SplitServer:
                 raise web.HTTPRequestEntityTooLarge(split.MAX_MESSAGE_BYTES, len(body))
             return split.decode_binary(body) if is_binary else split.decode_text(body)
 
-        _, (asked, tensor) = await self._access.read(request, key, decode)
-        answer, rows = await self._answer(asked, tensor, key, request.headers)
+        async with self._access.read(request, key, decode) as (_, (asked, tensor)):
+            answer, rows = await self._answer(asked, tensor, key, request.headers)
         if is_binary:
             data = split.encode_binary(answer, rows)
             return web.Response(body=data, content_type=_BINARY)
@@ -253,7 +253,7 @@ class SplitServer:
             try:
                 decode = split.decode_binary if is_binary else split.decode_text
                 key = await self._authorise(request)  # it may have been revoked since
-                asked, tensor = decode(message.data)
+                asked, tensor = await self._access.parse(key, message.data, decode)
                 answer, rows = await self._answer(asked, tensor, key, {})
             except Exception as error:
                 answer = describe_error(error)[0]

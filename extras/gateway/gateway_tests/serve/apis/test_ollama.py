@@ -54,7 +54,7 @@ def test_thinking_is_switched_off_and_told_again() -> None:
     fields = {**CHAT, "think": False, "messages": [*CHAT["messages"], said, *CHAT["messages"]]}
     asked = parse_request(OllamaChatRequest, fields).convert()
     assert asked.make_variables() == {"enable_thinking": False}
-    assert asked.list_messages()[1]["reasoning_content"] == "2 + 3"
+    assert asked.template_messages[1]["reasoning_content"] == "2 + 3"
     text = parse_request(GenerateRequest, {**TEXT, "think": False}).convert(has_template=True)
     assert isinstance(text, ChatRequest)
     assert text.make_variables() == {"enable_thinking": False}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from splitup_gateway.access import Access
 from splitup_gateway.apis.encoding import EmbeddingRequest
 from splitup_gateway.apis.requests import ChatRequest, CompletionRequest, parse_request
 from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.errors import ApiError
+from splitup_gateway.quotes import Quotes
+from splitup_gateway.replies import TEXTS, Replies
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 TEXT = {"model": "m", "prompt": "hello"}
@@ -80,7 +85,7 @@ def test_images_keep_their_places_in_a_message() -> None:
     asked = [{"role": "user", "content": items}]
     response = parse_request(ResponseRequest, {"model": "m", "input": asked}).convert()
     template = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
-    for messages in ([chat.messages[0].to_template()], response.list_messages()):
+    for messages in ([chat.messages[0].to_template()], response.template_messages):
         assert messages == [{"role": "user", "content": template}]
     assert chat.list_images() == response.list_images() == (b"x",)
 
@@ -127,7 +132,7 @@ def test_fields_that_change_nothing_are_taken(kind: Any, fields: dict[str, Any])
     plain, more = parse_request(kind, BODIES[kind]), parse_request(kind, {**BODIES[kind], **fields})
     if isinstance(plain, ChatRequest | ResponseRequest):
         plain, more = plain.convert(), more.convert()
-        assert more.list_messages() == plain.list_messages() and more.make_variables() == {}
+        assert more.template_messages == plain.template_messages and more.make_variables() == {}
         assert more.recorded_logprobs is None
 
 
@@ -279,7 +284,7 @@ def test_a_response_request_is_a_conversation() -> None:
             ],
         },
     ).convert()
-    assert [(each["role"], each["content"]) for each in asked.list_messages()] == [
+    assert [(each["role"], each["content"]) for each in asked.template_messages] == [
         ("system", "be brief"),
         ("user", "hi"),
         ("assistant", "hello"),
@@ -293,8 +298,20 @@ def test_a_response_request_is_a_conversation() -> None:
         ([known, said], {**said, "reasoning_content": "2 + 3"}),
     ):
         asked = parse_request(ResponseRequest, {"model": "m", "input": items}).convert()
-        assert asked.list_messages() == [wanted]
+        assert asked.template_messages == [wanted]
     with pytest.raises(ApiError, match="previous_response_id"):
         parse_request(
             ResponseRequest, {"model": "m", "input": "x", "previous_response_id": "resp_1"}
         )
+
+
+@pytest.mark.parametrize("path", TEXTS)
+def test_s121_a_request_is_converted_where_it_is_parsed(path: str) -> None:
+    models: Any = SimpleNamespace(get=lambda _: None)
+    read, _ = Replies(Access(None), models, Quotes()).list_by_path()[path]
+    asked = {"prompt": "x"} if path in ("/v1/completions", "/api/generate") else CHAT
+    if path == "/v1/responses":
+        asked = {"input": "x"}
+    more = {"max_tokens": 1} if path == "/v1/messages" else {}
+    _, plain = read(json.dumps({**asked, "model": "m", **more}).encode())
+    assert isinstance(plain, CompletionRequest) or "template_messages" in vars(plain)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from splitup_gateway.apis import tools
 from splitup_gateway.apis.requests import ChatRequest, parse_request
 from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.apis.tools import HERMES, LLAMA, CallParser, Toolbox, ToolCall
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer
 
 from splitup.client.text.grammar import Grammar, Grammars
 from splitup.client.text.tokenizer import ModelTokenizer
+from splitup.core.codec import parse_json_prefix
 from splitup.demo.models import find_example
 from splitup.graph.manifest import ChatInfo
 
@@ -291,7 +293,7 @@ def test_a_template_is_given_tools_calls_and_results() -> None:
         {"type": "function_call_output", "call_id": "c1", "output": "done"},
     ]
     response = parse_request(ResponseRequest, {"model": "m", "input": items}).convert()
-    assert response.list_messages() == messages
+    assert response.template_messages == messages
     with closing(ModelTokenizer(FILE, "model packages")) as tokenizer:
         chat = ChatInfo(template=QWEN, bos_token="", eos_token="")
         tools = make().list_for_template()
@@ -301,6 +303,46 @@ def test_a_template_is_given_tools_calls_and_results() -> None:
         "tool: done\n"
     )
     assert '"name": "stop-now_2", "description": "stops"' in text
+
+
+def test_s124_a_bare_call_is_read_once_however_many_objects_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = 0
+
+    def parse(text: str) -> Any:
+        nonlocal looked
+        looked += len(text)
+        return parse_json_prefix(text)
+
+    monkeypatch.setattr(tools, "parse_json_prefix", parse)
+    pieces = [
+        *['{"name": "paint", "parameters": {"a": ["}", "\\"{"'],
+        *[', {"b": "a text"}'] * 500,
+        "]}}",
+    ]
+    parser = CallParser(make(template=LLAMA_3), AnswerNames())
+    found = [part for piece in pieces for part in parser.push(piece)]
+    assert [part.name for part in found if isinstance(part, ToolCall)] == ["paint"]
+    assert looked <= sum(map(len, pieces)) * 2
+    parser = CallParser(make(template=LLAMA_3), AnswerNames())
+    assert parser.push("{a}") + parser.push("{}") + parser.finish() == ["{a}", "{}"]
+
+
+def test_s121_arguments_of_calls_are_no_larger_together_than_a_message() -> None:
+    """8 MiB of small texts, each of which may grow, became 200 MB; and nobody's turn was used."""
+
+    def read(arguments: object, messages: int) -> ChatRequest:
+        function = {"name": "f", "arguments": json.dumps(arguments)}
+        call = {"id": "c1", "type": "function", "function": function}
+        said = {"role": "assistant", "tool_calls": [call] * 128}
+        return parse_request(ChatRequest, {**CHAT, "messages": [said] * messages}).convert()
+
+    for usual in ({}, {"city": "Rome"}, {"path": "a.py", "text": "x" * 200}):
+        assert len(read(usual, 100).template_messages) == 100
+    for many, messages, said in (({}, 1, "become"), ("a long text", 20, "has about")):
+        with pytest.raises(ApiError, match=f"the arguments of calls: it.* {said}"):
+            read({"a": [many] * 300}, messages)
 
 
 @pytest.mark.parametrize("arguments", ["{", "[]", "[" * 100_000, "5"])
