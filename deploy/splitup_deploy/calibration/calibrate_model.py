@@ -22,17 +22,10 @@ from splitup.core.errors import InvalidInput, Unavailable
 from splitup.core.tensors import TensorSpec, encode_safetensors_header, parse_safetensors
 from splitup.graph.compare import Metrics
 from splitup.graph.dtypes import FLOATS
-from splitup.graph.manifest import (
-    Task,
-    get_blob_key,
-)
+from splitup.graph.manifest import Task, get_blob_key
 from splitup.graph.rules import CheckedGraph, load_graph
 from splitup_deploy.calibration.calibration_report import CalibrationReport, TaskReport
-from splitup_deploy.calibration.perturbations import (
-    Perturbation,
-    list_noises,
-    list_perturbations,
-)
+from splitup_deploy.calibration.perturbations import Perturbation, list_noises, list_perturbations
 from splitup_deploy.calibration.separation import (
     Spread,
     calibrate,

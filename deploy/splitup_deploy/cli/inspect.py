@@ -10,12 +10,7 @@ import typer
 
 from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import Output
-from splitup_deploy.cli.options import (
-    TARGET_HELP,
-    CutOptions,
-    ManifestOptions,
-    NetworkOptions,
-)
+from splitup_deploy.cli.options import TARGET_HELP, CutOptions, ManifestOptions, NetworkOptions
 from splitup_deploy.cli.steps import compile_model, open_network
 
 if TYPE_CHECKING:

@@ -10,11 +10,7 @@ from dataclasses import dataclass
 
 from splitup.chain.client import Chain
 from splitup.chain.models import RecordedModels, encode_edges, encode_tasks
-from splitup.chain.registered_models import (
-    RegisteredModel,
-    fetch_model,
-    fetch_model_by_name,
-)
+from splitup.chain.registered_models import RegisteredModel, fetch_model, fetch_model_by_name
 from splitup.core.errors import ChainRejected, InvalidInput
 from splitup.storage.gateway_client import GatewayClient
 from splitup_deploy.cutting.build import CompiledModel

@@ -61,12 +61,7 @@ def command(options: PrivacyOptions, *, output: JsonOutput) -> None:
 
     from splitup.core.errors import InvalidInput
     from splitup_private.attacks.measure import measure_split
-    from splitup_private.attacks.report import (
-        make_file,
-        parse_blocks,
-        render_curves,
-        render_splits,
-    )
+    from splitup_private.attacks.report import make_file, parse_blocks, render_curves, render_splits
 
     try:
         text = options.text.read_text("utf-8")
