@@ -5,29 +5,11 @@ Sources: llama.cpp's conversion/nemotron.py and src/models/nemotron-h.cpp.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.gguf.header import GgufFile
 from splitup_deploy.frontends.gguf.hybrid_config import check_heads
-
-FIELDS: Final = {
-    "ssm.conv_kernel": "conv_kernel",
-    "ssm.group_count": "n_groups",
-    "ssm.state_size": "ssm_state_size",
-    "ssm.time_step_rank": "mamba_num_heads",
-    "expert_count": "n_routed_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_group_count": "n_group",
-    "expert_group_used_count": "topk_group",
-    "expert_shared_count": "n_shared_experts",
-    "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
-    "expert_weights_norm": "norm_topk_prob",
-    "expert_weights_scale": "routed_scaling_factor",
-    "moe_latent_size": "moe_latent_size",
-}
-CHECKED: Final = ("attention.layer_norm_epsilon", "ssm.inner_size")
 
 
 def read_nemotron(file: GgufFile, keys: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:

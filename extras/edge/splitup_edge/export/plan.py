@@ -20,7 +20,7 @@ from splitup_deploy.frontends.huggingface.checkpoint import read_json
 from splitup_deploy.frontends.huggingface.config_only import ShapeWeights
 from splitup_deploy.frontends.huggingface.directory import open_decoder, parse_config
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxModel, OnnxNode
-from splitup_deploy.frontends.recognition import is_gguf_file, is_without_weights
+from splitup_deploy.frontends.recognition import has_suffix, is_without_weights
 from splitup_deploy.frontends.source_model import Sizes, SourceText
 
 from splitup.core import tuning
@@ -123,7 +123,7 @@ def _open(
         table = find_text_tower(read_json(file, tuning.MAX_CONFIG_BYTES))
         return parse_config(table, max_len), ShapeWeights(table), None, None
     sizes = Sizes(context=max_len)
-    if is_gguf_file(source):
+    if has_suffix(".gguf", source):
         opened = open_gguf(source, read_gguf_parts(path), sizes)
     elif path.is_dir():
         opened = open_decoder(path, sizes)
