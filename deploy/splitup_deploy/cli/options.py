@@ -45,7 +45,6 @@ class SourceOptions:
 
     def read(self) -> str:
         """Return the model; raise InvalidInput unless it was given once."""
-
         given = [model for model in (self.argument, self.model) if model is not None]
         if len(given) != 1:
             raise InvalidInput("give one model: as the argument MODEL, or with --model MODEL")

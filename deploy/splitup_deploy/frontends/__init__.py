@@ -49,7 +49,7 @@ class FrontEnd:
 _TEXT: Final = ("context", "chunk", "without", "cache")
 _IMAGES: Final = (*_TEXT, "vision", "images")
 FRONT_ENDS: Final = (
-    FrontEnd(is_without_weights, ("huggingface.config_only", "load_shapes"), _IMAGES),
+    FrontEnd(is_without_weights, ("huggingface.directory", "load_shapes"), _IMAGES),
     FrontEnd(os.path.isdir, ("huggingface.directory", "load_huggingface"), (*_IMAGES, "adapter")),
     FrontEnd(partial(has_suffix, ".gguf"), ("gguf.load", "load_gguf"), _TEXT),
     FrontEnd(partial(has_suffix, ".onnx"), ("onnx.model_file", "load_onnx"), ("dims",)),

@@ -95,7 +95,6 @@ def command(options: ExportOptions, *, output: JsonOutput) -> None:
 
 def _check_file(file: Path, backend: str, dtype: str) -> None:
     """Raise InvalidInput for what would fail after minutes of work."""
-
     suffix = ".onnx" if backend == "onnx" else ".pte"
     if file.suffix != suffix:
         raise InvalidInput(f"'{file}' is no name for this back end; call it '{file.stem}{suffix}'")

@@ -64,7 +64,6 @@ class ListenOptions:
 
     def load_tls(self) -> ssl.SSLContext | None:
         """Return what speaks TLS, None without files; raise ConfigurationError for bad ones."""
-
         if self.tls_cert is None and self.tls_key is None:
             return None
         if self.tls_cert is None or self.tls_key is None:
@@ -164,7 +163,6 @@ class ServingFlags:
 
         Raises InvalidInput for a model that is not served.
         """
-
         found: dict[str, str | None] = dict.fromkeys(models)
         for entry in self.speculate or []:
             model, _, draft = entry.partition("=")
@@ -217,7 +215,6 @@ async def command(
 
 async def _find_models(net: Network) -> list[str]:
     """Return the names of all models that read texts and that nodes hold; raise InvalidInput."""
-
     offers = [offer for offer in await net.list_offers() if offer.context and not offer.is_private]
     if ready := [offer.name for offer in offers if offer.is_ready]:
         return ready
@@ -235,7 +232,6 @@ async def add_models(
 
     Raises what is wrong with one that was named; models of strangers do not end a server.
     """
-
     said = []
     for model, draft in list(drafts.items()):
         try:

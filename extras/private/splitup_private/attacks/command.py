@@ -57,7 +57,6 @@ def command(options: PrivacyOptions, *, output: JsonOutput) -> None:
     a token and its activations; on what users send, and on what nodes send back. Takes about a
     minute for a small model.
     """
-
     from splitup_deploy.showing.progress import show_status, write_file
 
     from splitup_private.attacks.measure import measure_split
