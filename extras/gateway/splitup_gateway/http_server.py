@@ -270,12 +270,14 @@ class ApiServer:
         value = parse_body(body)
         fields = value if isinstance(value, dict) else {}
         if isinstance(self._models.get(str(fields.get("model"))), EncoderModel):
-            return parse_request(
-                RerankRequest if "documents" in fields else EmbeddingRequest, value
-            )
+            if "documents" in fields:
+                return parse_request(RerankRequest, value)
+            return parse_request(EmbeddingRequest, value)
         if "input" in fields:
             return parse_request(ResponseRequest, value)
-        return parse_request(ChatRequest if "messages" in fields else CompletionRequest, value)
+        if "messages" in fields:
+            return parse_request(ChatRequest, value)
+        return parse_request(CompletionRequest, value)
 
     async def _get_receipt(self, request: web.Request) -> web.Response:
         """Answer how an execution of this server was closed; "open" while it is not."""
