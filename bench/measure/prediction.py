@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from splitup_deploy.cutting.build import CompiledModel, build
 from splitup_deploy.cutting.partition import find_regions
-from splitup_deploy.cutting.timing import CARD, PROCESSOR, Clock
+from splitup_deploy.cutting.timing import Clock
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
 
@@ -23,9 +23,51 @@ from bench.report import say
 from splitup.backend.runtime import State, TaskProgram, describe_device
 from splitup.core.tensors import TensorSpec
 from splitup.graph.manifest import get_task_key, get_weights_key
-from splitup.graph.rules import load_graph
+from splitup.graph.operations.table import MOVEMENT
+from splitup.graph.rules import CheckedGraph, load_graph
 
 CLOCK_READINGS: Final = 101
+# One core with AVX2, measured (docs/kernels.md, docs/memory.md): products in vectors, all else in
+# tinygrad's scalar code, and an additional time of each value.
+_BYTES_PER_NS: Final = 30
+_PRODUCTS_PER_NS: Final = 90
+_REST_PER_NS: Final = 5
+LAUNCH_PS: Final = 1_000_000
+# Operations that one of these is in scalar code, a polynomial: 85 ms for 18.9 million (kernels.md).
+_SERIES: Final = frozenset({"EXP2", "LOG2", "SIN"})
+_SERIES_FLOPS: Final = 20
+
+
+class ProcessorClock(Clock):
+    """Predicts times on a processor, where sums of products have special code."""
+
+    def __init__(self, graph: CheckedGraph) -> None:
+        super().__init__(graph)
+        self._nodes = graph.nodes
+
+    def predict_ps(self, root: int, nodes: Iterable[int]) -> int:
+        """Return the time of the value at ``root``; ``nodes`` are computed on the way to it."""
+        nbytes, flops_of = self.count(root, nodes)
+        products = sum(flops_of[index] for index in self._find_products(flops_of))
+        series = sum(n for index, n in flops_of.items() if self._nodes[index].op in _SERIES)
+        rest = sum(flops_of.values()) - products + series * (_SERIES_FLOPS - 1)
+        busy = max(nbytes * 1000 // _BYTES_PER_NS, products * 1000 // _PRODUCTS_PER_NS)
+        return LAUNCH_PS + busy + rest * 1000 // _REST_PER_NS
+
+    def _find_products(self, nodes: Collection[int]) -> set[int]:
+        """Return the sums of products, with what widens or looks up operands; ``nodes`` fall."""
+        found: set[int] = set()
+        for index in nodes:
+            node = self._nodes[index]
+            if index in found or (node.op == "REDUCE" and self._multiplies(node.srcs[0])):
+                found.add(index)
+                found.update(src for src in node.srcs if src in nodes)
+        return found
+
+    def _multiplies(self, index: int) -> bool:
+        while self._nodes[index].op in MOVEMENT:
+            index = self._nodes[index].srcs[0]
+        return self._nodes[index].op == "MUL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +91,7 @@ def load_tasks(compiled: CompiledModel) -> tuple[list[TaskProgram], list[int]]:
 
     On a CPU the prediction is for a CPU, and not for the card for which the compiler balances.
     """
-    speed = PROCESSOR if describe_device().device.startswith("CPU") else CARD
+    is_processor = describe_device().device.startswith("CPU")
     blobs = {blob.key: blob for blob in compiled.blobs}
 
     def read(key: str) -> bytes:
@@ -61,7 +103,7 @@ def load_tasks(compiled: CompiledModel) -> tuple[list[TaskProgram], list[int]]:
         weights = read(get_weights_key(task.weights_digest)) if task.weights_digest else None
         programs.append(TaskProgram(data, weights))
         graph = load_graph(data)
-        clock = Clock(graph, speed)
+        clock = ProcessorClock(graph) if is_processor else Clock(graph)
         times_ps.append(sum(clock.predict_ps(r.root, r.nodes) for r in find_regions(graph, {})))
     return programs, times_ps
 

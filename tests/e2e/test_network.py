@@ -41,6 +41,7 @@ from tests.builders import HANG_S
 from tests.e2e.conftest import CHUNK, DRAFT, EXAMPLE, MODEL, Network, wait_for
 
 KILLED_CLIENT = Path(__file__).with_name("killed_client.py")
+UNCUT_STEPS = Path(__file__).with_name("uncut_steps.py")
 PROMPT = "library for"
 
 
@@ -57,7 +58,7 @@ def compute_reference(directory: Path, inputs: dict[str, Any]) -> np.ndarray[Any
     count = len(inputs["tokens"])
     np.savez(steps, **{f"{i}/{name}": inputs[name][i] for i in range(count) for name in inputs})
     subprocess.run(
-        [sys.executable, "-m", "splitup_deploy.uncut_model", EXAMPLE, steps, outputs, str(CHUNK)],
+        [sys.executable, UNCUT_STEPS, EXAMPLE, steps, outputs, str(CHUNK)],
         check=True,
         capture_output=True,
     )

@@ -22,17 +22,10 @@ from splitup.core.errors import InvalidInput, Unavailable
 from splitup.core.tensors import TensorSpec, encode_safetensors_header, parse_safetensors
 from splitup.graph.compare import Metrics
 from splitup.graph.dtypes import FLOATS
-from splitup.graph.manifest import (
-    Task,
-    get_blob_key,
-)
+from splitup.graph.manifest import Task, get_blob_key
 from splitup.graph.rules import CheckedGraph, load_graph
 from splitup_deploy.calibration.calibration_report import CalibrationReport, TaskReport
-from splitup_deploy.calibration.perturbations import (
-    Perturbation,
-    list_noises,
-    list_perturbations,
-)
+from splitup_deploy.calibration.perturbations import Perturbation, list_noises, list_perturbations
 from splitup_deploy.calibration.separation import (
     Spread,
     calibrate,
@@ -98,10 +91,16 @@ def encode_prompt(compiled: CompiledModel, prompt: str) -> list[int]:
         return []
     if compiled.manifest.text is None:
         raise InvalidInput("the model reads no text; leave --prompt out")
+    with open_tokenizer(compiled) as tokenizer:
+        return tokenizer.encode(prompt)
+
+
+def open_tokenizer(compiled: CompiledModel) -> closing[ModelTokenizer]:
+    """Return a text model's tokenizer, for one ``with``."""
+    assert compiled.manifest.text is not None
     key = get_blob_key(compiled.manifest.text.tokenizer_digest)
     blob = next(blob for blob in compiled.blobs if blob.key == key)
-    with closing(ModelTokenizer(b"".join(blob.open()), "the model")) as tokenizer:
-        return tokenizer.encode(prompt)
+    return closing(ModelTokenizer(b"".join(blob.open()), "the model"))
 
 
 def _calibrate_task(run: CalibrationRun, index: int, task: Task) -> TaskReport:

@@ -60,12 +60,8 @@ class CalibrationReport:
                     "worst_honest": None if task.worst is None else task.worst.to_dict(),
                     "calibrations": [
                         {
-                            "dtype": c.dtype,
-                            "honest": c.honest,
-                            "noise": c.noise,
-                            "perturbations": dict(c.perturbations),
+                            **{name: getattr(c, name) for name in Calibration.__slots__},
                             "tolerance": None if c.tolerance is None else c.tolerance.model_dump(),
-                            "reason": c.reason,
                         }
                         for c in task.calibrations
                     ],

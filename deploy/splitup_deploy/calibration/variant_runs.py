@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -185,10 +185,9 @@ def run_variant(run: CalibrationRun, variant: Variant, number: int) -> Variant:
         ),
     ]
     try:
-        determinism = run_jobs(folder / "jobs.json", variant, jobs)
+        return replace(variant, determinism=run_jobs(folder / "jobs.json", variant, jobs))
     except Unavailable as error:
-        return Variant(variant.name, variant.environment, variant.threads, problem=str(error))
-    return Variant(variant.name, variant.environment, variant.threads, determinism)
+        return replace(variant, problem=str(error))
 
 
 def run_jobs(plan: Path, variant: Variant, jobs: list[dict[str, Any]]) -> str:

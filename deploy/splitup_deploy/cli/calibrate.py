@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +39,6 @@ def command(
     rounding. Where a bound separates correct from perturbed, it becomes the task's tolerance;
     elsewhere only equal bytes count. Takes minutes.
     """
-    import json
     import tempfile
 
     from splitup_deploy.calibration.calibrate_model import calibrate_model, encode_prompt

@@ -10,12 +10,8 @@ import typer
 
 from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import Output
-from splitup_deploy.cli.options import (
-    TARGET_HELP,
-    CutOptions,
-    ManifestOptions,
-    NetworkOptions,
-)
+from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
+from splitup_deploy.cli.options import TARGET_HELP, CutOptions, ManifestOptions, NetworkOptions
 from splitup_deploy.cli.steps import compile_model, open_network
 
 if TYPE_CHECKING:
@@ -55,7 +51,6 @@ def command(options: InspectOptions, *, output: JsonOutput) -> None:
     weights, the id is the one that 'register' gives with the same flags.
     """
     from splitup.core import event_loop
-    from splitup.core.errors import ConfigurationError, Unavailable
 
     if ":" in options.model or Path(options.model).exists():
         profile, is_complete = _compile(options, output)
@@ -73,7 +68,6 @@ def command(options: InspectOptions, *, output: JsonOutput) -> None:
 
 def _compile(options: InspectOptions, output: Output) -> tuple[Profile, bool]:
     """Return the profile of a model that is compiled, and whether it has weights and so an id."""
-    from splitup.core.errors import InvalidInput
     from splitup_deploy.cutting.build import parse_sizes
     from splitup_deploy.showing.profile import compute_profile
     from splitup_deploy.showing.progress import show_status
@@ -94,7 +88,6 @@ def _compile(options: InspectOptions, output: Output) -> tuple[Profile, bool]:
 async def _fetch(options: InspectOptions) -> tuple[Profile, str]:
     """Return the profile of a registered model, and the name it was registered under."""
     from splitup.chain.registered_models import find_model
-    from splitup.core.errors import InvalidInput
     from splitup.graph.manifest_rules import load_manifest
     from splitup_deploy.cutting.build import parse_sizes
     from splitup_deploy.showing.profile import compute_profile
@@ -112,7 +105,6 @@ async def _fetch(options: InspectOptions) -> tuple[Profile, str]:
 def _show(
     options: InspectOptions, output: Output, profile: Profile, name: str | None, is_complete: bool
 ) -> None:
-    from splitup.core.errors import InvalidInput
     from splitup_deploy.showing.drawing import draw_dot, draw_mermaid
     from splitup_deploy.showing.progress import show_model, write_file
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import Output, ask, ask_passphrase, print_table
+from splitup.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from splitup_deploy.network.deployment import DeploymentPlan
@@ -160,7 +161,6 @@ async def reset_members_command(
 
 
 def _confirm(question: str) -> None:
-    from splitup.core.errors import ConfigurationError
 
     if not sys.stdin.isatty():
         raise ConfigurationError("nobody can be asked; add --yes to send the transactions")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from splitup.core import limits
+from splitup.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from splitup.config import NetworkConfig
@@ -44,8 +45,6 @@ class SourceOptions:
 
     def read(self) -> str:
         """Return the model; raise InvalidInput unless it was given once."""
-        from splitup.core.errors import InvalidInput
-
         given = [model for model in (self.argument, self.model) if model is not None]
         if len(given) != 1:
             raise InvalidInput("give one model: as the argument MODEL, or with --model MODEL")

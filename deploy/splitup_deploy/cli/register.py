@@ -9,6 +9,7 @@ import typer
 
 from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import Output
+from splitup.core.errors import InvalidInput
 from splitup_deploy.cli.options import (
     CutOptions,
     KeyOptions,
@@ -88,7 +89,6 @@ def command(options: RegisterOptions, *, output: JsonOutput) -> None:
 
 def _compile(model: str, options: RegisterOptions, output: Output) -> CompiledModel:
     """Return what is registered, or with --dry-run shown: the same bytes and the same id."""
-    from splitup.core.errors import InvalidInput
     from splitup_deploy.showing.progress import show_status
 
     compiled = compile_model(output, model, options.target_vram, options.cut, refuses_waste=True)

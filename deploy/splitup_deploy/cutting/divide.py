@@ -25,14 +25,7 @@ from splitup.graph.rules import check_graph
 from splitup_deploy.cutting.partition import find_regions
 from splitup_deploy.cutting.passes import replace_nodes
 from splitup_deploy.cutting.piece_plans import PiecePlan, PieceScope
-from splitup_deploy.cutting.slices import (
-    Box,
-    has,
-    is_full,
-    make_full_box,
-    name_sizes,
-    restrict_arg,
-)
+from splitup_deploy.cutting.slices import Box, has, is_full, make_full_box, name_sizes, restrict_arg
 from splitup_deploy.frontends.tracing import Bank, TracedModel
 from splitup_deploy.frontends.weight_sources import WeightSource, select
 

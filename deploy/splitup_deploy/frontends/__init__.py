@@ -5,8 +5,10 @@ A new format is one module and one entry in ``FRONT_ENDS``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -16,10 +18,8 @@ from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.chat import check_text
 from splitup_deploy.frontends.recognition import (
     WEIGHT_SUFFIXES,
+    has_suffix,
     is_callable_reference,
-    is_gguf_file,
-    is_huggingface_directory,
-    is_onnx_file,
     is_without_weights,
 )
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
@@ -49,14 +49,10 @@ class FrontEnd:
 _TEXT: Final = ("context", "chunk", "without", "cache")
 _IMAGES: Final = (*_TEXT, "vision", "images")
 FRONT_ENDS: Final = (
-    FrontEnd(is_without_weights, ("huggingface.config_only", "load_shapes"), _IMAGES),
-    FrontEnd(
-        is_huggingface_directory,
-        ("huggingface.directory", "load_huggingface"),
-        (*_IMAGES, "adapter"),
-    ),
-    FrontEnd(is_gguf_file, ("gguf.load", "load_gguf"), _TEXT),
-    FrontEnd(is_onnx_file, ("onnx.model_file", "load_onnx"), ("dims",)),
+    FrontEnd(is_without_weights, ("huggingface.directory", "load_shapes"), _IMAGES),
+    FrontEnd(os.path.isdir, ("huggingface.directory", "load_huggingface"), (*_IMAGES, "adapter")),
+    FrontEnd(partial(has_suffix, ".gguf"), ("gguf.load", "load_gguf"), _TEXT),
+    FrontEnd(partial(has_suffix, ".onnx"), ("onnx.model_file", "load_onnx"), ("dims",)),
     FrontEnd(is_callable_reference, ("tinygrad_function", "load_callable")),
 )
 _REFUSALS: Final = {

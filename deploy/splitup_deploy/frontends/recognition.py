@@ -21,19 +21,9 @@ def is_without_weights(source: str) -> bool:
     return path.suffix == ".json" and path.is_file()
 
 
-def is_huggingface_directory(source: str) -> bool:
-    """Say whether ``source`` is a directory, which only this front end reads."""
-    return Path(source).is_dir()
-
-
-def is_gguf_file(source: str) -> bool:
-    """Say whether ``source`` is an existing file called *.gguf."""
-    return source.endswith(".gguf") and Path(source).is_file()
-
-
-def is_onnx_file(source: str) -> bool:
-    """Say whether ``source`` is an existing file called *.onnx."""
-    return source.endswith(".onnx") and Path(source).is_file()
+def has_suffix(suffix: str, source: str) -> bool:
+    """Say whether ``source`` is an existing file of that suffix."""
+    return source.endswith(suffix) and Path(source).is_file()
 
 
 def is_callable_reference(source: str) -> bool:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from pathlib import Path
-from typing import Final, Protocol
+from typing import BinaryIO, Final, Protocol
 
 import numpy as np
 
@@ -93,20 +93,11 @@ class FileSlice:
 
     def read(self) -> Iterator[bytes]:
         """Yield the bytes in chunks; raises InvalidModel when the file has become shorter."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.start)
-                left = self.end - self.start
-                while left:
-                    chunk = file.read(min(left, CHUNK_BYTES))
-                    if not chunk:
-                        raise InvalidModel(
-                            f"weights file '{self.path}' ended early: it changed while it was read"
-                        )
-                    left -= len(chunk)
-                    yield chunk
-        except OSError as error:
-            raise InvalidModel(f"cannot read '{self.path}': {error.strerror}") from None
+        with self._open() as file:
+            file.seek(self.start)
+            for place in range(self.start, self.end, CHUNK_BYTES):
+                size = min(CHUNK_BYTES, self.end - place)
+                yield self._check(file.read(size), size)
 
     def read_columns(self, row_bytes: int, first: int, size: int) -> Iterator[bytes]:
         """Yield ``size`` bytes from byte ``first`` on of each row, in chunks; reads only those.
@@ -114,19 +105,27 @@ class FileSlice:
         Raises InvalidModel when the file has become shorter.
         """
         places = range(self.start + first, self.end, row_bytes)
+        count = max(1, CHUNK_BYTES // size)
+        with self._open() as file:
+            for start in range(0, len(places), count):
+                group = places[start : start + count]
+                chunk = b"".join(os.pread(file.fileno(), size, place) for place in group)
+                yield self._check(chunk, len(group) * size)
+
+    @contextmanager
+    def _open(self) -> Iterator[BinaryIO]:
         try:
             with self.path.open("rb") as file:
-                count = max(1, CHUNK_BYTES // size)
-                for start in range(0, len(places), count):
-                    group = places[start : start + count]
-                    chunk = b"".join(os.pread(file.fileno(), size, place) for place in group)
-                    if len(chunk) != len(group) * size:
-                        raise InvalidModel(
-                            f"weights file '{self.path}' ended early: it changed while it was read"
-                        )
-                    yield chunk
+                yield file
         except OSError as error:
             raise InvalidModel(f"cannot read '{self.path}': {error.strerror}") from None
+
+    def _check(self, data: bytes, size: int) -> bytes:
+        if len(data) != size:
+            raise InvalidModel(
+                f"weights file '{self.path}' ended early: it changed while it was read"
+            )
+        return data
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,10 +68,6 @@ class MemberSettings(BaseModel):
     signing_key: Bytes32Field
     endpoint: EndpointField
 
-    def to_abi(self) -> tuple[str, str, str]:
-        """Return the struct as the contract takes it."""
-        return self.account, self.signing_key, self.endpoint
-
 
 class NetworkSettings(BaseModel):
     """What a network's contracts shall be; ``splitup-deploy network init`` writes a file."""
@@ -105,12 +101,8 @@ class NetworkSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check_members(self) -> Self:
-        for values in (
-            [member.account for member in self.members],
-            [member.signing_key for member in self.members],
-            [member.endpoint for member in self.members],
-        ):
-            if len(set(values)) != len(values):
+        for name in MemberSettings.model_fields:
+            if len({getattr(member, name) for member in self.members}) != len(self.members):
                 raise ValueError("two members have one account, signing key or endpoint")
         if self.members and (len(self.members) < 4 or len(self.members) % 3 != 1):
             raise ValueError(f"{len(self.members)} members are listed; list 4, 7, 10 … 31")
@@ -148,7 +140,7 @@ class NetworkSettings(BaseModel):
 
     def list_members(self) -> list[tuple[str, str, str]]:
         """Return the members as the contract takes them, sorted."""
-        return sorted(member.to_abi() for member in self.members)
+        return sorted((one.account, one.signing_key, one.endpoint) for one in self.members)
 
     def read_account(self) -> str:
         """Return the account of the key that signs, without opening it."""

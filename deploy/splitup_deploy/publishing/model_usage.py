@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from splitup.chain.client import Chain
 from splitup.chain.event_stream import ChainEvent
@@ -48,28 +49,23 @@ def count_usage(
     models: Sequence[RegisteredModel], events: Sequence[ChainEvent]
 ) -> tuple[ModelUsage, ...]:
     """Return the usage of each model, from all events of the market in their order."""
-    found = {model.model_id: ModelUsage(model.model_id, model.name) for model in models}
-    clients: dict[str, set[str]] = {model_id: set() for model_id in found}
+    counts: dict[str, Counter[str]] = {model.model_id: Counter() for model in models}
+    clients: dict[str, set[str]] = {model_id: set() for model_id in counts}
     model_of: dict[str, str] = {}  # by execution
     for event in events:
         args = event.args
-        if event.name == "RequestNodeSelections" and args["modelId"] in found:
+        if event.name == "RequestNodeSelections" and args["modelId"] in counts:
             model_of[args["executionId"]] = args["modelId"]
             clients[args["modelId"]].add(args["client"])
-            use = found[args["modelId"]]
-            found[use.model_id] = replace(use, executions=use.executions + 1, open=use.open + 1)
-        elif event.name in ("Settled", "Refunded") and args["executionId"] in model_of:
-            use = found[model_of[args["executionId"]]]
-            if event.name == "Refunded":
-                use = replace(use, refunded=use.refunded + 1, open=use.open - 1)
-            else:
-                use = replace(
-                    use,
-                    settled=use.settled + 1,
-                    open=use.open - 1,
-                    steps=use.steps + args["steps"],
-                    paid_micro_usdc=use.paid_micro_usdc + args["paid"],
-                    fee_micro_usdc=use.fee_micro_usdc + args["fee"],
-                )
-            found[use.model_id] = use
-    return tuple(replace(use, clients=len(clients[use.model_id])) for use in found.values())
+            counts[args["modelId"]].update(executions=1, open=1)
+        elif event.name == "Refunded" and args["executionId"] in model_of:
+            counts[model_of[args["executionId"]]].update(refunded=1, open=-1)
+        elif event.name == "Settled" and args["executionId"] in model_of:
+            amounts = {"paid_micro_usdc": args["paid"], "fee_micro_usdc": args["fee"]}
+            counts[model_of[args["executionId"]]].update(
+                {"settled": 1, "open": -1, "steps": args["steps"], **amounts}
+            )
+    return tuple(
+        ModelUsage(model.model_id, model.name, clients=len(clients[key]), **counts[key])
+        for key, model in {model.model_id: model for model in models}.items()
+    )

@@ -10,11 +10,7 @@ from dataclasses import dataclass
 
 from splitup.chain.client import Chain
 from splitup.chain.models import RecordedModels, encode_edges, encode_tasks
-from splitup.chain.registered_models import (
-    RegisteredModel,
-    fetch_model,
-    fetch_model_by_name,
-)
+from splitup.chain.registered_models import RegisteredModel, fetch_model, fetch_model_by_name
 from splitup.core.errors import ChainRejected, InvalidInput
 from splitup.storage.gateway_client import GatewayClient
 from splitup_deploy.cutting.build import CompiledModel
@@ -28,10 +24,10 @@ class Registration:
     model_id: str
     name: str
     already_registered: bool
-    transaction: str
-    block_number: int
-    uploaded_objects: int
-    uploaded_bytes: int
+    transaction: str = ""
+    block_number: int = 0
+    uploaded_objects: int = 0
+    uploaded_bytes: int = 0
 
 
 async def check_ready(chain: Chain, name: str) -> None:
@@ -67,24 +63,18 @@ async def publish(
     """
     existing = await fetch_model(chain, compiled.model_id)
     if existing is not None:
-        await RecordedModels(chain).check(compiled.manifest)  # anybody may have registered the id
-        return _already(existing)
+        return await _check_registered(chain, compiled, existing)
     await check_name_is_free(chain, name, chain.address)
     objects, sent_bytes = await upload(compiled, gateway, progress)
     try:
         receipt = await chain.send(
-            "models",
-            "register",
-            compiled.model_id,
-            name,
-            encode_tasks(compiled.manifest),
-            encode_edges(compiled.manifest),
+            *("models", "register", compiled.model_id, name),
+            *(encode_tasks(compiled.manifest), encode_edges(compiled.manifest)),
         )
     except ChainRejected as error:
         existing = await fetch_model(chain, compiled.model_id)
         if error.error_name == "ModelExists" and existing is not None:
-            await RecordedModels(chain).check(compiled.manifest)
-            return _already(existing)
+            return await _check_registered(chain, compiled, existing)
         raise
     return Registration(
         model_id=compiled.model_id,
@@ -97,18 +87,13 @@ async def publish(
     )
 
 
-def _already(model: RegisteredModel) -> Registration:
+async def _check_registered(
+    chain: Chain, compiled: CompiledModel, model: RegisteredModel
+) -> Registration:
+    await RecordedModels(chain).check(compiled.manifest)  # anybody may have registered the id
     if model.is_retired:
         raise InvalidInput(
             f"the model {model.model_id} was registered as {model.name!r} and retired for good; "
             "change something to register it anew, for example --price"
         )
-    return Registration(
-        model_id=model.model_id,
-        name=model.name,
-        already_registered=True,
-        transaction="",
-        block_number=0,
-        uploaded_objects=0,
-        uploaded_bytes=0,
-    )
+    return Registration(model.model_id, model.name, already_registered=True)

@@ -49,7 +49,9 @@ async def upload(
     uploads = asyncio.Semaphore(_UPLOADS)
     sent: list[Blob] = []
     for batch in [*batches, [manifest]]:
-        answer = await gateway.upload_grants([_describe(blob) for blob in batch])
+        answer = await gateway.upload_grants(
+            [UploadObject(key=b.key, length_bytes=b.length, sha256=b.digest) for b in batch]
+        )
         grants = {grant.key: grant for grant in answer.grants}
         missing = [blob for blob in batch if blob.key in grants]
         progress.skip(sum(blob.length for blob in batch if blob.key not in grants))
@@ -89,7 +91,3 @@ async def _send(
                     raise
                 _log.warning("%s", error)
                 await asyncio.sleep(_PAUSE_S * 2**attempt)
-
-
-def _describe(blob: Blob) -> UploadObject:
-    return UploadObject(key=blob.key, length_bytes=blob.length, sha256=blob.digest)

@@ -12,13 +12,7 @@ from itertools import pairwise
 
 from splitup.client.inputs import format_bytes
 from splitup.core.printable import printable
-from splitup.graph.manifest import (
-    ClientTask,
-    InputSource,
-    NetworkSource,
-    Task,
-    TaskSource,
-)
+from splitup.graph.manifest import ClientTask, InputSource, NetworkSource, Task, TaskSource
 from splitup_deploy.showing.profile import Profile
 from splitup_deploy.showing.report import format_time
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -98,81 +98,77 @@ def _print_phase(console: Console, text: str) -> None:
         console.print(text)
 
 
-def _make_bar(console: Console, *, transient: bool = False) -> Progress:
-    """Return a progress bar on stderr: bytes, rate, time left. A transient one vanishes."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=transient,
-        disable=not console.is_terminal,
-    )
+class _Bar:
+    """Bytes, rate and time left on stderr; a transient bar vanishes."""
+
+    def __init__(self, console: Console, *, transient: bool) -> None:
+        self._console = console
+        self._task: TaskID | None = None
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=transient,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def _begin(self, text: str, total_bytes: int) -> None:
+        self._progress.start()
+        if self._task is not None:  # the next round takes the place of the one before
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(text, total=total_bytes)
+
+    def advance(self, count: int) -> None:
+        if self._task is not None:
+            self._progress.advance(self._task, count)
 
 
-class HashBar:
+class HashBar(_Bar):
     """The compiler's progress: a spinner, and a bar while it hashes, which then vanishes.
 
     Without a terminal each phase is a line.
     """
 
     def __init__(self, console: Console, model: str) -> None:
-        self._console, self._text = console, f"compiling {model}"
-        self._status = console.status(self._text)
-        self._progress = _make_bar(console, transient=True)
-        self._task: TaskID | None = None
+        super().__init__(console, transient=True)
+        self._text, self._status = f"compiling {model}", ExitStack()
 
-    def __enter__(self) -> HashBar:
-        _print_phase(self._console, self._text)
-        if self._console.is_terminal:
-            self._status.start()
+    def __enter__(self) -> Self:
+        self._status.enter_context(show_status(self._console, self._text))
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._status.stop()
-        self._progress.stop()
+        self._status.close()
+        super().__exit__()
 
     def start(self, what: str, total_bytes: int) -> None:
         _print_phase(self._console, f"hashing {what}")
-        if self._console.is_terminal:
-            self._status.stop()
-        self._progress.start()
-        if self._task is not None:  # the next round takes the place of the one before
-            self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(f"hashing {what}", total=total_bytes)
-
-    def advance(self, hashed_bytes: int) -> None:
-        if self._task is not None:
-            self._progress.advance(self._task, hashed_bytes)
+        self._status.close()
+        self._begin(f"hashing {what}", total_bytes)
 
 
-class UploadBar:
+class UploadBar(_Bar):
     """The upload's progress bar on stderr: bytes, rate, time left. A line off a terminal."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._progress = _make_bar(console)
-        self._task = self._progress.add_task("storing", total=None)
+        super().__init__(console, transient=False)
         self._total_bytes = 0
-
-    def __enter__(self) -> UploadBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._total_bytes:
-            self._progress.stop()
 
     def start(self, total_bytes: int) -> None:
         _print_phase(self._console, f"storing {decimal(total_bytes)}")
-        self._progress.start()
-        self.skip(-total_bytes)
+        self._total_bytes = total_bytes
+        self._begin("storing", total_bytes)
 
     def skip(self, present_bytes: int) -> None:
         self._total_bytes -= present_bytes
-        self._progress.update(self._task, total=self._total_bytes)
-
-    def advance(self, sent_bytes: int) -> None:
-        self._progress.advance(self._task, sent_bytes)
+        if self._task is not None:
+            self._progress.update(self._task, total=self._total_bytes)

@@ -137,15 +137,11 @@ def _describe_client(client: ClientPart) -> dict[str, Any]:
 
 
 def _describe_task(task: Task | ClientTask) -> dict[str, Any]:
+    sizes = {"label", "graph_bytes", "weights_bytes", "state_bytes", "vram_bytes", "flops"}
     return {
-        "label": task.label,
+        **task.model_dump(include=sizes),
         "inputs": [_describe_port(port) for port in task.inputs],
         "outputs": [_describe_port(port) for port in task.outputs],
-        "graph_bytes": task.graph_bytes,
-        "weights_bytes": task.weights_bytes,
-        "state_bytes": task.state_bytes,
-        "vram_bytes": task.vram_bytes,
-        "flops": task.flops,
     }
 
 

@@ -10,6 +10,7 @@ import typer
 
 from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import Output
+from splitup.core.errors import InvalidInput, InvalidModel
 
 if TYPE_CHECKING:
     from splitup_edge.export.plan import ExportPlan
@@ -94,8 +95,6 @@ def command(options: ExportOptions, *, output: JsonOutput) -> None:
 
 def _check_file(file: Path, backend: str, dtype: str) -> None:
     """Raise InvalidInput for what would fail after minutes of work."""
-    from splitup.core.errors import InvalidInput
-
     suffix = ".onnx" if backend == "onnx" else ".pte"
     if file.suffix != suffix:
         raise InvalidInput(f"'{file}' is no name for this back end; call it '{file.stem}{suffix}'")
@@ -108,7 +107,6 @@ def _check_file(file: Path, backend: str, dtype: str) -> None:
 def _write(options: ExportOptions, plan: ExportPlan, file: Path, output: Output) -> dict[str, Any]:
     from splitup_deploy.showing.progress import show_status, write_whole
 
-    from splitup.core.errors import InvalidModel
     from splitup_edge.export.onnx_file import write_onnx
 
     if plan.info is None:

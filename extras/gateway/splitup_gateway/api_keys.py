@@ -242,13 +242,6 @@ def _hash(secret: str) -> str:
 
 
 def _read(row: sql.Row[tuple[object, ...]]) -> ApiKey:
-    return ApiKey(
-        name=row.name,
-        budget_micro_usdc=row.budget_micro_usdc,
-        spent_micro_usdc=row.spent_micro_usdc,
-        requests_per_minute=row.requests_per_minute,
-        models=tuple(row.models.split("\n")) if row.models else (),
-        created_s=row.created_s,
-        is_revoked=row.is_revoked,
-        group=row.cache_group,
-    )
+    known = {name: value for name, value in row._mapping.items() if name in ApiKey.__slots__}
+    models = tuple(row.models.split("\n")) if row.models else ()
+    return ApiKey(**known | {"models": models, "group": row.cache_group})

@@ -17,7 +17,7 @@ from splitup.client.queueing import Totals
 from splitup.client.text.drafting import Speculation
 from splitup.client.text.generation import TextModel, Token, generate_tokens, make_decoder
 from splitup.client.text.grammar import Grammar
-from splitup.core.errors import ExecutionFailed, Implausible, InvalidInput, SplitUpError
+from splitup.core.errors import ExecutionFailed, Implausible, SplitUpError
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments, Choice
 from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler, TokenChooser
@@ -171,25 +171,6 @@ def count_steps(model: TextModel, options: GenerationOptions) -> int:
     if len(options.told) >= options.max_tokens:
         return 0
     return make_decoder(None, options.make_request(model)).max_steps
-
-
-def check_room(
-    model: TextModel, prompt: Sequence[int], max_tokens: int | None, default: int
-) -> int:
-    """Return the number of tokens to generate; raise InvalidInput when they have no room.
-
-    Without a wish it is ``default``, or what fits.
-    """
-    room = model.info.context - len(prompt)
-    if model.info.diffusion is None:
-        room += 1  # the last token takes no position
-    if room < 1 or (max_tokens or 1) > room:
-        asked = f" and {max_tokens} in the answer" if max_tokens else ""
-        raise InvalidInput(
-            f"the context of model {model.name} is {model.info.context} tokens, and the request "
-            f"has {len(prompt)} in the prompt{asked}; shorten the prompt or the answer"
-        )
-    return max_tokens if max_tokens is not None else min(default, room)
 
 
 # returns the images of a request at their places in a prompt, as far as they are not cached

@@ -268,15 +268,14 @@ class ApiServer:
         value = parse_body(body)
         fields = value if isinstance(value, dict) else {}
         if isinstance(self._models.get(str(fields.get("model"))), EncoderModel):
-            is_rank = "documents" in fields
-            which: type[EncodingRequest] = RerankRequest if is_rank else EmbeddingRequest
-            return parse_request(which, value)
-        kind: type[ChatRequest | CompletionRequest | ResponseRequest] = CompletionRequest
-        if "messages" in fields:
-            kind = ChatRequest
+            if "documents" in fields:
+                return parse_request(RerankRequest, value)
+            return parse_request(EmbeddingRequest, value)
         if "input" in fields:
-            kind = ResponseRequest
-        return parse_request(kind, value).convert()
+            return parse_request(ResponseRequest, value).convert()
+        if "messages" in fields:
+            return parse_request(ChatRequest, value).convert()
+        return parse_request(CompletionRequest, value).convert()
 
     async def _get_receipt(self, request: web.Request) -> web.Response:
         """Answer how an execution of this server was closed; "open" while it is not."""

@@ -25,7 +25,6 @@ from splitup_gateway.generation import (
     DEFAULT_CHAT_TOKENS,
     GenerationOptions,
     check_options,
-    check_room,
     count_steps,
 )
 
@@ -213,5 +212,16 @@ def _check_chars(model: TextModel, text: str) -> None:
 
 
 def _check_room(model: TextModel, prompt: Sequence[int], asked: int | None, default: int) -> int:
-    with name_field("max_tokens", "context_length_exceeded"):
-        return check_room(model, prompt, asked, default)
+    """Return the number of tokens to generate: without a wish ``default``, or what fits."""
+    room = model.info.context - len(prompt)
+    if model.info.diffusion is None:
+        room += 1  # the last token takes no position
+    if room < 1 or (asked or 1) > room:
+        wish = f" and {asked} in the answer" if asked else ""
+        raise ApiError(
+            f"the context of model {model.name} is {model.info.context} tokens, and the request "
+            f"has {len(prompt)} in the prompt{wish}; shorten the prompt or the answer",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    return asked if asked is not None else min(default, room)

@@ -28,13 +28,7 @@ from splitup_gateway.apis.ollama import GenerateRequest, OllamaChatRequest, Olla
 from splitup_gateway.apis.requests import ChatRequest, CompletionRequest, read_request
 from splitup_gateway.apis.response_requests import ResponseRequest
 from splitup_gateway.apis.responses import ResponseForm
-from splitup_gateway.apis.streams import (
-    answer,
-    generate_all,
-    replay,
-    write_events,
-    write_whole,
-)
+from splitup_gateway.apis.streams import answer, generate_all, replay, write_events, write_whole
 from splitup_gateway.apis.thoughts import ThoughtParser
 from splitup_gateway.apis.tools import CallParser
 from splitup_gateway.charges import Charge

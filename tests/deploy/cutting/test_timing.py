@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from splitup_deploy.cutting.partition import find_regions
-from splitup_deploy.cutting.timing import CARD, PROCESSOR, Clock, Speed
+from splitup_deploy.cutting.timing import Clock
 
+from bench.measure.prediction import LAUNCH_PS, ProcessorClock
 from splitup.graph.ir import Graph
 from splitup.graph.rules import check_graph
 from tests.graph.graphs import Builder
 
 
-def predict(graph: Graph, speed: Speed) -> int:
+def predict(graph: Graph, clock: type[Clock] = ProcessorClock) -> int:
     (region,) = find_regions(graph, {})
-    return Clock(check_graph(graph), speed).predict_ps(region.root, region.nodes)
+    return clock(check_graph(graph)).predict_ps(region.root, region.nodes)
 
 
 def make_lookup(length: int) -> Graph:
@@ -30,9 +31,9 @@ def make_lookup(length: int) -> Graph:
     return b.graph({"y": b.store("float32", b.add("REDUCE", "float32", picked, arg=("ADD", 1)))})
 
 
-@pytest.mark.parametrize("speed", [CARD, PROCESSOR])
-def test_a_lookup_takes_as_long_as_what_it_finds(speed: Speed) -> None:
-    assert predict(make_lookup(4_000), speed) == predict(make_lookup(40), speed)
+@pytest.mark.parametrize("clock", [Clock, ProcessorClock])
+def test_a_lookup_takes_as_long_as_what_it_finds(clock: type[Clock]) -> None:
+    assert predict(make_lookup(4_000), clock) == predict(make_lookup(40), clock)
 
 
 def test_a_product_takes_as_long_as_its_whole_matrix() -> None:
@@ -44,6 +45,5 @@ def test_a_product_takes_as_long_as_its_whole_matrix() -> None:
         total = b.add("REDUCE", "float32", product, arg=("ADD", 1))
         return b.graph({"y": b.store("float32", total)})
 
-    launch = PROCESSOR.launch_ps
-    ratio = (predict(make(8_000), PROCESSOR) - launch) / (predict(make(4_000), PROCESSOR) - launch)
+    ratio = (predict(make(8_000)) - LAUNCH_PS) / (predict(make(4_000)) - LAUNCH_PS)
     assert ratio == pytest.approx(2, rel=1e-3)

@@ -9,8 +9,7 @@ import pytest
 from splitup_deploy.frontends.decoder import repeated_layers
 from splitup_deploy.frontends.decoder.row_operations import Weights
 from splitup_deploy.frontends.families.architectures import trace_language_model
-from splitup_deploy.frontends.huggingface.config_only import ShapeWeights
-from splitup_deploy.frontends.huggingface.directory import parse_config
+from splitup_deploy.frontends.huggingface.directory import ShapeWeights, parse_config
 from splitup_deploy.frontends.tracing import TracedModel, Tracer, tracing
 from splitup_deploy.frontends.weight_sources import Absent, WeightSource
 from tinygrad.tensor import Tensor

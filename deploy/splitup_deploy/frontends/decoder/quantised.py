@@ -34,14 +34,9 @@ def describe_slow(encodings: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def list_encodings() -> list[str]:
-    """Return the names of all encodings of blocks."""
-    return list(_DECODERS)
-
-
 def dequantise(blocks: Tensor, encoding: str) -> Tensor:
     """Return float32 [..., count * elements] of blocks uint8 [..., count, bytes per block]."""
-    values = _DECODERS[encoding](blocks)
+    values = DECODERS[encoding](blocks)
     return values.reshape(*blocks.shape[:-2], -1)
 
 
@@ -254,7 +249,7 @@ def _decode_q6_k(blocks: Tensor) -> Tensor:
     return q.flatten(-2).unflatten(-1, (16, 16)) * scales
 
 
-_DECODERS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+DECODERS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "Q4_0": partial(_decode_scaled, numbers="I4", scale="F16"),
     "Q4_1": _decode_q4_1,
     "Q5_0": _decode_q5_0,

@@ -38,9 +38,7 @@ from tinygrad.tensor import Tensor
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.decoder_config import Recurrent
 from splitup_deploy.frontends.decoder.row_operations import compute_activation, compute_sigmoid
-from splitup_deploy.frontends.decoder.step_function import (
-    Step,
-)
+from splitup_deploy.frontends.decoder.step_function import Step
 from splitup_deploy.frontends.weight_sources import WeightSource
 
 _TINY = 1e-6  # added to a head's squared length

@@ -31,11 +31,7 @@ from tinygrad.uop.ops import UOp
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.caches import Cache, Layout, choose_cache_dtype, open_cache
-from splitup_deploy.frontends.decoder.decoder_config import (
-    Clamped,
-    DecoderConfig,
-    TokenVectors,
-)
+from splitup_deploy.frontends.decoder.decoder_config import Clamped, DecoderConfig, TokenVectors
 from splitup_deploy.frontends.decoder.repeated_layers import RepeatedLayers
 from splitup_deploy.frontends.decoder.rotary import GrowthTable, RopeTable
 from splitup_deploy.frontends.decoder.row_operations import (

@@ -21,11 +21,7 @@ from tinygrad.tensor import Tensor
 
 from splitup.core import tuning
 from splitup_deploy.frontends.decoder.row_operations import Activation, compute_activation
-from splitup_deploy.frontends.encoder.step_function import (
-    EncoderSizes,
-    EncoderStep,
-    apply_tanh,
-)
+from splitup_deploy.frontends.encoder.step_function import EncoderSizes, EncoderStep, apply_tanh
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.encoder_fields import (
     check_sizes,

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -99,7 +98,7 @@ class Fields:
     def get_number(self, key: str, default: float | None = None) -> float:
         """Return a positive finite number; a field without default must be there."""
         value = self._require(key, default)
-        if type(value) not in (int, float) or not 0 < value <= 1e30 or not math.isfinite(value):
+        if not _is_positive(value):
             raise InvalidModel(
                 f"{self._name} has {key} = {value!r:.40}; a positive number is wanted"
             )
@@ -108,11 +107,8 @@ class Fields:
     def get_numbers(self, key: str, count: int) -> list[float]:
         """Return ``count`` positive numbers."""
         values = self._require(key, None)
-        if (
-            not isinstance(values, list)
-            or len(values) != count
-            or not all(type(value) in (int, float) and 0 < value <= 1e30 for value in values)
-        ):
+        is_list = isinstance(values, list) and len(values) == count
+        if not is_list or not all(map(_is_positive, values)):
             raise InvalidModel(
                 f"{self._name} has {key} = {values!r:.40}; {count} positive numbers are wanted"
             )
@@ -198,3 +194,7 @@ class Fields:
                 f"{self._name} has no {key}, which this architecture needs: write it there"
             )
         return value
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= 1e30

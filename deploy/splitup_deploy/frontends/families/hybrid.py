@@ -48,20 +48,48 @@ _KIMI_SIZES: Final = {
 }
 
 
-def read_qwen3_5(fields: Fields, context: int | None) -> DecoderConfig:
+def read_qwen3_5(
+    fields: Fields, context: int | None, inner: str = "intermediate_size"
+) -> DecoderConfig:
     """Read a Qwen3_5ForCausalLM configuration: the text model alone, with plain positions."""
-    return _read_qwen3_5(fields, context)
+    fields.skip(*_UNUSED)
+    fields.expect("attn_output_gate", True)
+    config = add_rope(
+        fields,
+        read_shape(fields, context, split=False, inner=inner, bias=False),
+        partial=0.25,
+        unused=("mrope_section", "mrope_interleaved"),  # how the axes of an image share the angles
+    )
+    interval = fields.get_integer("full_attention_interval", 4)
+    sizes = {
+        name: fields.get_integer(f"linear_{key}")
+        for name, key in (
+            ("key_heads", "num_key_heads"),
+            ("value_heads", "num_value_heads"),
+            ("key_dim", "key_head_dim"),
+            ("value_dim", "value_head_dim"),
+            ("taps", "conv_kernel_dim"),
+        )
+    }
+    layers = _read_layers(fields, config.layers, lambda layer: (layer + 1) % interval != 0)
+    return replace(
+        config,
+        recurrent=make_recurrent(layers, **sizes, activation=read_activation(fields)),
+        qk_norm=True,
+        output_gate=True,
+        unit_norms=True,
+    )
 
 
 def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Qwen3_5MoeForCausalLM configuration: all layers have experts, one of them shared."""
-    config = _read_qwen3_5(fields, context, inner="moe_intermediate_size")
+    config = read_qwen3_5(fields, context, inner="moe_intermediate_size")
     return _add_qwen_experts(fields, config, Router(renormalised=True), config.intermediate)
 
 
 def read_qwen3_next(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a Qwen3NextForCausalLM configuration: Qwen3.5's layers, with grouped projections."""
-    config = _read_qwen3_5(fields, context)
+    config = read_qwen3_5(fields, context)
     if config.recurrent is not None:
         config = replace(
             config, recurrent=replace(config.recurrent, grouped=True, grouped_rates=True)
@@ -108,38 +136,6 @@ def _add_qwen_experts(
     shared = Shared(width, "mlp.shared_expert", gated=True)
     return add_experts(
         fields, config, router, inner, count="num_experts", dense_layers=dense, shared=shared
-    )
-
-
-def _read_qwen3_5(
-    fields: Fields, context: int | None, inner: str = "intermediate_size"
-) -> DecoderConfig:
-    fields.skip(*_UNUSED)
-    fields.expect("attn_output_gate", True)
-    config = add_rope(
-        fields,
-        read_shape(fields, context, split=False, inner=inner, bias=False),
-        partial=0.25,
-        unused=("mrope_section", "mrope_interleaved"),  # how the axes of an image share the angles
-    )
-    interval = fields.get_integer("full_attention_interval", 4)
-    sizes = {
-        name: fields.get_integer(f"linear_{key}")
-        for name, key in (
-            ("key_heads", "num_key_heads"),
-            ("value_heads", "num_value_heads"),
-            ("key_dim", "key_head_dim"),
-            ("value_dim", "value_head_dim"),
-            ("taps", "conv_kernel_dim"),
-        )
-    }
-    layers = _read_layers(fields, config.layers, lambda layer: (layer + 1) % interval != 0)
-    return replace(
-        config,
-        recurrent=make_recurrent(layers, **sizes, activation=read_activation(fields)),
-        qk_norm=True,
-        output_gate=True,
-        unit_norms=True,
     )
 
 

@@ -58,8 +58,8 @@ _EXPERT_FIELDS: Final = (
 def read_nemotron_h(fields: Fields, context: int | None) -> DecoderConfig:
     """Read a NemotronHForCausalLM configuration."""
     fields.rename({"attention_head_dim": "head_dim", "num_local_experts": "n_routed_experts"})
-    fields.rename({"norm_eps": "layer_norm_epsilon"})
-    fields.rename({"layer_norm_epsilon": "rms_norm_eps", "layer_types": "layers_block_type"})
+    fields.rename({"norm_eps": "layer_norm_epsilon", "layer_norm_epsilon": "rms_norm_eps"})
+    fields.rename({"layer_types": "layers_block_type"})
     fields.skip(*_UNUSED)
     fields.expect_all({"attention_bias": False, "mlp_hidden_act": "relu2"})
     if "sliding_window" in fields:

@@ -25,10 +25,7 @@ from splitup_deploy.frontends.decoder.row_operations import (
     Weights,
     compute_activation,
 )
-from splitup_deploy.frontends.encoder.step_function import (
-    EncoderSizes,
-    apply_layer_norm,
-)
+from splitup_deploy.frontends.encoder.step_function import EncoderSizes, apply_layer_norm
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.encoder_fields import check_sizes, read_activation
 from splitup_deploy.frontends.families.text_towers import find_text_tower

@@ -15,7 +15,7 @@ from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.decoder.decoder_config import PROJECTIONS, DecoderConfig
 from splitup_deploy.frontends.families.architectures import ARCHITECTURES
 from splitup_deploy.frontends.families.config_fields import Fields
-from splitup_deploy.frontends.gguf import gemma4_config, nemotron_config
+from splitup_deploy.frontends.gguf import gemma4_config
 from splitup_deploy.frontends.gguf.family_table import (
     DEEPSEEK_V2,
     FAMILIES,
@@ -41,6 +41,7 @@ from splitup_deploy.frontends.gguf.hybrid_config import (
     find_attention,
     read_granite_hybrid,
     read_kimi,
+    read_nemotron,
     read_qwen,
     read_share,
 )
@@ -221,7 +222,7 @@ def _make_table(file: GgufFile, keys: dict[str, Any], kind: Family) -> dict[str,
         fields = gemma4_config.read_gemma4(file, keys, table)
         return {**table, **fields}
     if kind.architecture == "NemotronHForCausalLM":
-        return table | nemotron_config.read_nemotron(file, keys, table)
+        return table | read_nemotron(file, keys, table)
     heads, hidden = table.get("num_attention_heads"), table.get("hidden_size")
     if type(heads) is int and type(hidden) is int and heads > 0:
         table.setdefault("head_dim", hidden // heads)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from splitup_deploy.frontends.gguf import gemma4_config, nemotron_config
 from splitup_deploy.frontends.gguf.hybrid_config import (
     GRANITE_FIELDS,
     KIMI_CHECKED,
@@ -228,10 +227,29 @@ FAMILIES: Final = {
     ),
     "gemma4": Family(
         "Gemma4ForCausalLM",
-        gemma4_config.FIELDS,
-        gemma4_config.DEFAULTS,
-        gemma4_config.CHECKED,
-        gemma4_config.NAMES,
+        {
+            **_GEMMA_FIELDS,
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "final_logit_softcapping": "final_logit_softcapping",
+            "expert_count": "num_experts",
+            "expert_used_count": "top_k_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+        {"final_logit_softcapping": None, "num_kv_shared_layers": 0},
+        (
+            *("attention.key_length_swa", "attention.value_length_swa", "rope.freq_base_swa"),
+            *("attention.sliding_window_pattern", "rope.dimension_count_swa"),
+        ),
+        {
+            **_GEMMA_NAMES,
+            "post_feedforward_layernorm_1": "post_ffw_norm_1",
+            "post_feedforward_layernorm_2": "post_ffw_norm_2",
+            "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+            "per_layer_input_gate": "inp_gate",
+            "per_layer_projection": "proj",
+            "post_per_layer_input_norm": "post_norm",
+        },
     ),
     "llama4": Family(
         "Llama4ForCausalLM",
@@ -258,26 +276,30 @@ for _name, _architecture in (
 FAMILIES["qwen3next"] = replace(FAMILIES["qwen35moe"], architecture="Qwen3NextForCausalLM")
 for _name in ("nemotron_h", "nemotron_h_moe"):
     FAMILIES[_name] = Family(
-        "NemotronHForCausalLM", nemotron_config.FIELDS, checked=nemotron_config.CHECKED
+        "NemotronHForCausalLM",
+        {
+            **_SHARED_EXPERT_FIELDS,
+            SHARED_FEED_FORWARD: "moe_shared_expert_intermediate_size",
+            "moe_latent_size": "moe_latent_size",
+            "ssm.conv_kernel": "conv_kernel",
+            "ssm.group_count": "n_groups",
+            "ssm.state_size": "ssm_state_size",
+            "ssm.time_step_rank": "mamba_num_heads",
+        },
+        checked=("attention.layer_norm_epsilon", "ssm.inner_size"),
     )
 # The largest Gemmas, by their layers, divide queries by another number than the size of a head.
 LARGEST_GEMMAS: Final = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
-DEEPSEEK_V2: Final = Family(  # with a router of its own
-    "DeepseekV2ForCausalLM",
-    _SHARED_EXPERT_FIELDS,
-    _SHARED_EXPERT_DEFAULTS,
-    _LATENT_CHECKED,
+DEEPSEEK_V2: Final = replace(  # with a router of its own
+    FAMILIES["deepseek2"], architecture="DeepseekV2ForCausalLM", defaults=_SHARED_EXPERT_DEFAULTS
 )
 MIXTRAL: Final = Family(  # a llama with experts
     "MixtralForCausalLM",
     {**_EXPERT_FIELDS, "expert_count": "num_local_experts"},
     interleaved=True,
 )
-MISTRAL3: Final = Family(  # whose queries are not scaled by their positions
-    "MistralForCausalLM",
-    defaults={"sliding_window": None},
-    checked=FAMILIES["mistral3"].checked,
-    interleaved=True,
+MISTRAL3: Final = replace(  # whose queries are not scaled by their positions
+    FAMILIES["mistral3"], architecture="MistralForCausalLM", defaults={"sliding_window": None}
 )
 OLMO3: Final = replace(  # an olmo2 with windows
     FAMILIES["olmo2"],

@@ -11,34 +11,6 @@ from typing import Any, Final
 from splitup.core.errors import InvalidModel
 from splitup_deploy.frontends.gguf.header import GgufFile
 
-FIELDS: Final = {
-    "attention.sliding_window": "sliding_window",
-    "attention.shared_kv_layers": "num_kv_shared_layers",
-    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "expert_count": "num_experts",
-    "expert_used_count": "top_k_experts",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}
-CHECKED: Final = (
-    "attention.key_length_swa",
-    "attention.value_length_swa",
-    "attention.sliding_window_pattern",
-    "rope.dimension_count_swa",
-    "rope.freq_base_swa",
-)
-NAMES: Final = {
-    "ffn_norm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-    "post_feedforward_layernorm_1": "post_ffw_norm_1",
-    "post_feedforward_layernorm_2": "post_ffw_norm_2",
-    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
-    "per_layer_input_gate": "inp_gate",
-    "per_layer_projection": "proj",
-    "post_per_layer_input_norm": "post_norm",
-}
-DEFAULTS: Final = {"final_logit_softcapping": None, "num_kv_shared_layers": 0}
 # What a file's factors say of a pair of elements that is not rotated.
 UNTURNED: Final = struct.unpack("<f", struct.pack("<f", 1e30))[0]
 _TOKEN_TABLE: Final = "per_layer_token_embd.weight"

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from splitup.core import limits
+from splitup.core import limits, tuning
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import TensorSpec, validate_safetensors
@@ -231,7 +231,12 @@ def _name(source: WeightSource, name: str) -> WeightSource:
     return replace(source, spec=replace(source.spec, name=name), names=own)
 
 
-def read_json(path: Path, limit: int) -> dict[str, Any]:
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """Return what ``read_json`` returns of a configuration, an empty object where there is none."""
+    return read_json(path) if path.is_file() else {}
+
+
+def read_json(path: Path, limit: int = tuning.MAX_CONFIG_BYTES) -> dict[str, Any]:
     """Return the JSON object in a file of at most ``limit`` bytes; raises InvalidModel."""
     try:
         size = check_own(path).stat().st_size

@@ -1,4 +1,7 @@
-"""Hugging Face directories: config.json, weights, tokenizer.json."""
+"""Hugging Face directories: config.json, weights, tokenizer.json.
+
+Without weights a config.json is enough to preview how a model would be cut.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 from splitup.core import limits, tuning
 from splitup.core.errors import InvalidModel
+from splitup.core.tensors import TensorSpec
 from splitup_deploy.frontends.decoder.decoder_config import DecoderConfig
 from splitup_deploy.frontends.decoder.row_operations import Weights
 from splitup_deploy.frontends.families import vision_towers
@@ -19,6 +23,7 @@ from splitup_deploy.frontends.families.architectures import (
     OpenDecoder,
     find_renaming,
     read_text,
+    trace_language_model,
 )
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.encoders import find_encoder
@@ -27,19 +32,28 @@ from splitup_deploy.frontends.families.text_towers import (
     find_text_tower,
     rename_weight,
 )
-from splitup_deploy.frontends.huggingface.checkpoint import DirectoryWeights, read_json
-from splitup_deploy.frontends.huggingface.encoder_directory import load_encoder
+from splitup_deploy.frontends.huggingface.checkpoint import (
+    FLOAT_DTYPES,
+    DirectoryWeights,
+    read_json,
+    read_optional_json,
+)
+from splitup_deploy.frontends.huggingface.encoder_directory import (
+    load_encoder,
+    load_encoder_shapes,
+)
 from splitup_deploy.frontends.huggingface.lora import merge_adapter
 from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig
 from splitup_deploy.frontends.huggingface.tokenizer_file import read_chat, read_tokenizer
 from splitup_deploy.frontends.source_model import Sizes, SourceModel
+from splitup_deploy.frontends.weight_sources import Absent, WeightSource
 
 
 def load_huggingface(source: str, sizes: Sizes | None = None) -> SourceModel:
     """Trace a Hugging Face directory; raises InvalidModel naming file and problem."""
     sizes = sizes or Sizes()
     directory = Path(source)
-    whole = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
+    whole = read_json(directory / "config.json")
     if sizes.vision:
         weights = DirectoryWeights(directory, vision_towers.rename_weight)
         model = load_vision_tower(whole, sizes, weights)
@@ -64,7 +78,7 @@ def load_vision_tower(whole: dict[str, Any], sizes: Sizes, weights: Weights) -> 
 
 def open_decoder(directory: Path, sizes: Sizes) -> OpenDecoder:
     """Read the configuration of a decoder, and find its weights; raises InvalidModel."""
-    whole = read_json(directory / "config.json", tuning.MAX_CONFIG_BYTES)
+    whole = read_json(directory / "config.json")
     table, config, quantisation = read_decoder(whole, sizes)
     if sizes.images is not None:
         _check_preprocessing(directory)
@@ -121,7 +135,7 @@ def read_decoder(
 def _check_preprocessing(directory: Path) -> None:
     """Raise InvalidModel for another way to pixels than ``client.images.image_prompts``."""
     path = directory / "preprocessor_config.json"
-    table = read_json(path, tuning.MAX_CONFIG_BYTES) if path.is_file() else {}
+    table = read_optional_json(path)
     wanted: dict[str, tuple[Any, ...]] = {
         "image_mean": ([0.5, 0.5, 0.5],),
         "image_std": ([0.5, 0.5, 0.5],),
@@ -206,10 +220,8 @@ def _read_eos_ids(
     directory: Path, table: dict[str, Any], of_tokenizer: int | None
 ) -> tuple[int, ...]:
     """Return the tokens that end a text; ``of_tokenizer`` is one, of which others may not know."""
-    value = table.get("eos_token_id")
-    generation = directory / "generation_config.json"
-    if generation.is_file():
-        value = read_json(generation, tuning.MAX_CONFIG_BYTES).get("eos_token_id", value)
+    generation = read_optional_json(directory / "generation_config.json")
+    value = generation.get("eos_token_id", table.get("eos_token_id"))
     ids = [*value] if isinstance(value, list) else [] if value is None else [value]
     ids += [] if of_tokenizer is None else [of_tokenizer]
     if len(ids) > limits.MAX_PORTS or not all(
@@ -217,3 +229,53 @@ def _read_eos_ids(
     ):
         raise InvalidModel(f"'{directory}' has eos_token_id = {value!r:.40}; integers are wanted")
     return tuple(sorted(set(ids)))
+
+
+# ---- models without weights --------------------------------------------------------------------
+
+
+def load_shapes(source: str, sizes: Sizes) -> SourceModel:
+    """Trace a model from its config.json; only the shapes of its weights are known."""
+    path = Path(source)
+    file = path / "config.json" if path.is_dir() else path
+    whole = read_json(file)
+    if sizes.vision:
+        return load_vision_tower(whole, sizes, ShapeWeights(whole))
+    if (found := find_encoder(whole)) is not None:
+        return load_encoder_shapes(whole, *found, sizes, ShapeWeights(whole))
+    table, config, quantisation = read_decoder(whole, sizes)
+    weights = ShapeWeights(table, quantisation)
+    traced = trace_language_model(config, weights, sizes.chunk, sizes.cache)
+    return SourceModel("text-generation", traced, None)
+
+
+class ShapeWeights:
+    """Weights without bytes: shapes, and the dtype or the quantisation that config.json names."""
+
+    def __init__(
+        self, table: dict[str, Any], quantisation: QuantisationConfig | None = None
+    ) -> None:
+        dtype = table.get("dtype", table.get("torch_dtype", "float32"))
+        if dtype not in FLOAT_DTYPES:
+            raise InvalidModel(
+                f"config.json has dtype {dtype!r:.40}; one of {', '.join(FLOAT_DTYPES)} is wanted"
+            )
+        self._dtype = str(dtype)
+        self._quantisation = quantisation
+
+    def get(self, name: str, *shape: int) -> WeightSource:
+        """Return a weight without bytes."""
+        if self._quantisation is not None and len(shape) == 2:
+            found = self._quantisation.make_shape(name, *shape, self._dtype)
+            if found is not None:
+                return found
+        return WeightSource(TensorSpec(name, self._dtype, shape), (Absent(),))
+
+    def can_join(self, names: list[str]) -> bool:
+        """Return True: weights that are joined have the same storage format."""
+        return True
+
+    def join(self, name: str, parts: list[tuple[str, int]], *shape: int) -> WeightSource:
+        """Return the weights (name, rows) concatenated along the rows, called ``name``."""
+        first = self.get(parts[0][0], *shape)
+        return replace(first, spec=replace(first.spec, name=name))

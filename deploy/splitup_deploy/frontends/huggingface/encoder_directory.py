@@ -17,7 +17,11 @@ from splitup_deploy.frontends.decoder.row_operations import Weights
 from splitup_deploy.frontends.encoder.step_function import Encoder, Pooling, trace_encoder
 from splitup_deploy.frontends.families.config_fields import Fields
 from splitup_deploy.frontends.families.encoders import EncoderFamily, Use
-from splitup_deploy.frontends.huggingface.checkpoint import DirectoryWeights, read_json
+from splitup_deploy.frontends.huggingface.checkpoint import (
+    DirectoryWeights,
+    read_json,
+    read_optional_json,
+)
 from splitup_deploy.frontends.source_model import Sizes, SourceModel, SourceText
 
 DEFAULT_CONTEXT: Final = 512  # a step is paid for all its rows; most texts are shorter
@@ -103,9 +107,7 @@ def _read_encoder(
 def _check_token_types(directory: Path, encoder: Encoder) -> None:
     """Raise InvalidModel when the tokenizer gives pairs other token types than is usual."""
     path = directory / "tokenizer_config.json"
-    if not path.is_file():
-        return
-    names = read_json(path, tuning.MAX_CONFIG_BYTES).get("model_input_names")
+    names = read_optional_json(path).get("model_input_names")
     if isinstance(names, list) and ("token_type_ids" in names) != encoder.takes_types:
         what = "no token_type_ids" if encoder.takes_types else "token_type_ids"
         raise InvalidModel(
@@ -116,9 +118,7 @@ def _check_token_types(directory: Path, encoder: Encoder) -> None:
 def _read_longest(directory: Path, trained: int) -> int:
     """Return the longest text that sentence-transformers gives the model."""
     path = directory / "sentence_bert_config.json"
-    if not path.is_file():
-        return trained
-    table = read_json(path, tuning.MAX_CONFIG_BYTES)
+    table = read_optional_json(path)
     if table.get("do_lower_case"):
         raise InvalidModel(f"'{path}' has do_lower_case: write the lower case into tokenizer.json")
     longest = table.get("max_seq_length")
@@ -169,7 +169,7 @@ def _read_module_list(path: Path) -> list[tuple[str, str]]:
 
 def _read_pooling(directory: Path) -> Any:
     path = directory / "config.json"
-    table = read_json(path, tuning.MAX_CONFIG_BYTES)
+    table = read_json(path)
     modes = [key for key in table if key.startswith("pooling_mode_") and table[key]]
     names = [_POOLING_MODES.get(key, key) for key in modes]
     if "pooling_mode" in table:  # the newer spelling
@@ -184,9 +184,7 @@ def _read_pooling(directory: Path) -> Any:
 
 def _describe_prompts(directory: Path) -> list[str]:
     path = directory / "config_sentence_transformers.json"
-    if not path.is_file():
-        return []
-    prompts = read_json(path, tuning.MAX_CONFIG_BYTES).get("prompts")
+    prompts = read_optional_json(path).get("prompts")
     found = prompts.items() if isinstance(prompts, dict) else ()
     named = [f"{name} {text!r:.60}" for name, text in found if text]
     if not named:

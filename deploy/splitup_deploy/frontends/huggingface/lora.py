@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from splitup.core import tuning
 from splitup.core.errors import InvalidModel
 from splitup.core.tensors import ITEM_BYTES, TensorSpec
 from splitup.graph.arrays import decode_array, encode_array, round_array
@@ -126,12 +125,11 @@ def merge_adapter(directory: Path, weights: DirectoryWeights, rename: Callable[[
 
 def _read_config(directory: Path) -> Callable[[str], float]:
     """Return a function that gives a module's alpha."""
-    table: dict[str, Any] = read_json(directory / "adapter_config.json", tuning.MAX_CONFIG_BYTES)
+    table: dict[str, Any] = read_json(directory / "adapter_config.json")
     fields = Fields(table, "adapter_config.json")
     if fields.get("peft_type") != "LORA":
         raise fields.refuse("peft_type", "LORA")
-    for key in _HARMLESS:
-        fields.get(key)
+    fields.skip(*_HARMLESS, "r")
     for key in _OFF:
         if fields.get(key):
             raise fields.refuse(key, "null or false: merge it with PEFT's merge_and_unload")
@@ -140,7 +138,6 @@ def _read_config(directory: Path) -> Callable[[str], float]:
         raise fields.refuse(
             "init_lora_weights", f"{', '.join(map(str, _STARTS))}: others change the model itself"
         )
-    fields.get("r")
     alpha, patterns = fields.get_number("lora_alpha"), fields.get_fields("alpha_pattern")
     changed: dict[str, float] = {}
     for key in fields.get("alpha_pattern", {}) if patterns is not None else ():

@@ -135,8 +135,7 @@ class QuantisationConfig:
         self.method: Any = self.fields.get("quant_method")
         if self.method not in list(_METHODS):
             raise self.fields.refuse("quant_method", ", ".join(_METHODS))
-        for name in _HARMLESS:
-            self.fields.get(name)
+        self.fields.skip(*_HARMLESS)
         self._find = _METHODS[self.method](self.fields)
         skipped = [self.fields.get(key, []) for key in ("modules_to_not_convert", "ignore")]
         self._skipped = [str(one) for names in skipped for one in names]
@@ -396,12 +395,8 @@ def _read_gptq(fields: Fields) -> _Find:
     form = fields.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
         raise fields.refuse("checkpoint_format", "gptq, gptq_v2")
-    for key in ("is_marlin_format", "lm_head"):
-        fields.expect(key, False)
-    for key in ("dynamic", "adapter", "rotation"):
-        fields.expect(key, None)
-    if fields.get("pack_dtype", "int32") != "int32":
-        raise fields.refuse("pack_dtype", "int32")
+    fields.expect_all({"is_marlin_format": False, "lm_head": False, "pack_dtype": "int32"})
+    fields.expect_all(dict.fromkeys(("dynamic", "adapter", "rotation")))
     added = 1 if form == "gptq" else 0
 
     def unpack(words: Array) -> Array:
@@ -422,11 +417,8 @@ def _read_gptq(fields: Fields) -> _Find:
 
 def _read_awq(fields: Fields) -> _Find:
     """Read ``awq`` in its usual packing: words of eight outputs in an order of their own."""
-    for names, wanted in ((("bits", "w_bit"), 4), (("zero_point",), True)):
-        for key in names:
-            fields.expect(key, wanted)
-    for key in ("group_size", "q_group_size"):
-        fields.get(key)
+    fields.expect_all({"bits": 4, "w_bit": 4, "zero_point": True})
+    fields.skip("group_size", "q_group_size")
     form = fields.get("version", "gemm")
     if not isinstance(form, str) or form.lower() != "gemm":
         raise fields.refuse("version", "gemm")

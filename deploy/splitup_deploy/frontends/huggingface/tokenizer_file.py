@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from splitup.core import limits, tuning
+from splitup.core import limits
 from splitup.core.errors import InvalidModel
 from splitup.graph.manifest import ChatInfo
 from splitup_deploy.frontends.chat import choose_template, make_chat
-from splitup_deploy.frontends.huggingface.checkpoint import read_json
+from splitup_deploy.frontends.huggingface.checkpoint import read_json, read_optional_json
 from splitup_deploy.frontends.own_files import check_own
 
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -28,7 +28,7 @@ def read_tokenizer(directory: Path) -> tuple[Path | bytes, int | None]:
     """
     path, other = directory / "tokenizer.json", directory / "tokenizer_config.json"
     table = read_json(path, limits.MAX_TOKENIZER_BYTES)
-    config = read_json(other, tuning.MAX_CONFIG_BYTES) if other.is_file() else {}
+    config = read_optional_json(other)
     is_changed = _add_tokens(table, config.get("added_tokens_decoder"), other)
     is_changed |= _set_decoder(table)
     prefix, kind = config.get("add_prefix_space"), config.get("tokenizer_class")
@@ -41,8 +41,7 @@ def read_tokenizer(directory: Path) -> tuple[Path | bytes, int | None]:
 
 
 def _find_special(table: dict[str, Any], token: Any) -> int | None:
-    """Return the id of a special token, which newer files hold as an object."""
-    name = token.get("content") if isinstance(token, dict) else token
+    name = _get_content(token)
     added = table.get("added_tokens")
     for entry in added if isinstance(added, list) else ():
         if isinstance(entry, dict) and name is not None and entry.get("content") == name:
@@ -118,13 +117,12 @@ def read_chat(directory: Path) -> tuple[ChatInfo | None, tuple[str, ...]]:
     Files count before tokenizer_config.json, as in transformers, and chat_template.json, of older
     processors, where nothing else has a template. Raises InvalidModel.
     """
-    path = directory / "tokenizer_config.json"
-    table = read_json(path, tuning.MAX_CONFIG_BYTES) if path.is_file() else {}
+    table = read_optional_json(directory / "tokenizer_config.json")
     template, notes = choose_template(_find_templates(directory, table))
     if template is None:
         return None, notes
-    tokens = (_get_token(table, name) for name in ("bos_token", "eos_token"))
-    return make_chat(template, *tokens), notes
+    names = (_get_content(table.get(key)) for key in ("bos_token", "eos_token"))
+    return make_chat(template, *("" if name is None else name for name in names)), notes
 
 
 def _find_templates(directory: Path, table: dict[str, Any]) -> dict[str, Any]:
@@ -137,9 +135,8 @@ def _find_templates(directory: Path, table: dict[str, Any]) -> dict[str, Any]:
     if found:
         return found
     template = table.get("chat_template")
-    older = directory / "chat_template.json"
-    if template is None and older.is_file():
-        template = read_json(older, tuning.MAX_CONFIG_BYTES).get("chat_template")
+    if template is None:
+        template = read_optional_json(directory / "chat_template.json").get("chat_template")
     if isinstance(template, list):
         named = [entry for entry in template if isinstance(entry, dict)]
         return {str(entry.get("name")): entry.get("template") for entry in named}
@@ -156,9 +153,6 @@ def _read_file(path: Path, directory: Path) -> str | None:
         raise InvalidModel(f"'{path}' cannot be read: {error}") from None
 
 
-def _get_token(table: dict[str, Any], name: str) -> Any:
-    """Return a special token's text, "" when there is none; newer files hold it as an object."""
-    token = table.get(name)
-    if isinstance(token, dict):
-        token = token.get("content")
-    return "" if token is None else token
+def _get_content(token: Any) -> Any:
+    """Return a special token's text, which newer files hold as an object."""
+    return token.get("content") if isinstance(token, dict) else token

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from splitup.core import limits
 from splitup.core.errors import InvalidModel
@@ -32,6 +34,7 @@ from splitup_deploy.frontends.onnx.protobuf_reader import (
     Field,
     ProtobufReader,
     Span,
+    take_last,
 )
 from splitup_deploy.frontends.own_files import check_own
 from splitup_deploy.frontends.weight_sources import FileSlice
@@ -69,6 +72,12 @@ UNSUPPORTED_DTYPES: Final[dict[int, str]] = {
 }
 
 MAX_DEPTH: Final = 8  # subgraphs within subgraphs; real models have 2
+# Of a graph's fields; before opset 4 of the format every tensor is listed among the inputs, too.
+_MOST: Final = {
+    1: (limits.MAX_GRAPH_NODES, "nodes"),
+    **{number: (limits.MAX_WEIGHTS, "tensors or ports") for number in (5, 11, 12)},
+}
+_OTHER_PORTS: Final = {4: "sequence", 5: "map", 8: "sparse tensor", 9: "optional"}
 
 
 def read_onnx(path: Path) -> OnnxModel:
@@ -86,149 +95,107 @@ def read_onnx(path: Path) -> OnnxModel:
 
 class _Reader(ProtobufReader):
     def read_model(self) -> OnnxModel:
-        graph: Span | None = None
-        opsets: dict[str, int] = {}
-        for field in self.fields((0, len(self.data))):
-            if field[0] == 7:
-                self.expect(graph is None, "has two graphs")
-                graph = self.span(field)
-            elif field[0] == 8:
-                domain, version = self.read_opset(self.span(field))
-                self.expect(domain not in opsets, f"imports the domain '{domain:.40}' twice")
-                opsets[domain] = version
-        if graph is None:
-            raise self.fail("has no graph")
-        return OnnxModel(self.read_graph(graph, 1), opsets)
+        found = self.gather((0, len(self.data)), {7: self.span, 8: self.read_opset})
+        self.expect(len(found[7]) == 1, "has two graphs" if found[7] else "has no graph")
+        opsets = self.by_name(found[8], "imports the domain")
+        return OnnxModel(self.read_graph(found[7][0], 1), opsets)
 
-    def read_opset(self, span: Span) -> tuple[str, int]:
-        domain, version = "", 0
-        for field in self.fields(span):
-            if field[0] == 1:
-                domain = self.text(field)
-            elif field[0] == 2:
-                version = self.integer(field)
-        return "" if domain == "ai.onnx" else domain, version
+    def by_name(self, pairs: list[tuple[str, Any]], what: str) -> dict[str, Any]:
+        """Return values by their names, which are unique."""
+        values: dict[str, Any] = {}
+        for name, value in pairs:
+            self.expect(name not in values, f"{what} '{name:.80}' twice")
+            values[name] = value
+        return values
+
+    def read_opset(self, field: Field) -> tuple[str, int]:
+        found = self.gather(self.span(field), {1: self.text, 2: self.integer})
+        domain = take_last(found[1], "")
+        return "" if domain == "ai.onnx" else domain, take_last(found[2], 0)
 
     def read_graph(self, span: Span, depth: int) -> OnnxGraph:
         self.expect(depth <= MAX_DEPTH, f"nests graphs more than {MAX_DEPTH} deep")
-        nodes: list[OnnxNode] = []
-        tensors: dict[str, OnnxTensor] = {}
-        ports: dict[int, list[OnnxPort]] = {11: [], 12: []}
-        for field in self.fields(span):
-            if field[0] == 1:
-                nodes.append(self.read_node(self.span(field), depth))
-                self.expect(len(nodes) <= limits.MAX_GRAPH_NODES, "has too many nodes")
-            elif field[0] == 5:
-                tensor = self.read_tensor(self.span(field))
-                self.expect(tensor.name not in tensors, f"has two tensors '{tensor.name:.80}'")
-                tensors[tensor.name] = tensor
-                self.expect(len(tensors) <= limits.MAX_WEIGHTS, "has too many tensors")
-            elif field[0] in ports:
-                ports[field[0]].append(self.read_port(self.span(field)))
-                # before opset 4 of the format every tensor is listed among the inputs, too
-                self.expect(len(ports[field[0]]) <= limits.MAX_WEIGHTS, "has too many ports")
-            elif field[0] == 15:
-                raise self.fail("has a sparse tensor, which is not supported")
-        return OnnxGraph(tuple(nodes), tensors, tuple(ports[11]), tuple(ports[12]))
+        readers: dict[int, Callable[[Field], Any]] = {
+            1: lambda field: self.read_node(self.span(field), depth),
+            5: lambda field: self.read_tensor(self.span(field)),
+            **dict.fromkeys((11, 12), self.read_port),
+            15: self.refuse_sparse,
+        }
+        found = self.gather(span, readers, _MOST)
+        tensors = self.by_name([(one.name, one) for one in found[5]], "has the tensor")
+        return OnnxGraph(tuple(found[1]), tensors, tuple(found[11]), tuple(found[12]))
+
+    def refuse_sparse(self, field: Field) -> None:
+        raise self.fail("has a sparse tensor, which is not supported")
 
     def read_node(self, span: Span, depth: int) -> OnnxNode:
-        names: dict[int, list[str]] = {1: [], 2: []}
-        texts = {3: "", 4: "", 7: ""}
-        attributes: dict[str, object] = {}
-        for field in self.fields(span):
-            if field[0] in names:
-                names[field[0]].append(self.text(field))
-            elif field[0] in texts:
-                texts[field[0]] = self.text(field)
-            elif field[0] == 5:
-                name, value = self.read_attribute(self.span(field), depth)
-                self.expect(name not in attributes, f"gives the attribute '{name:.40}' twice")
-                attributes[name] = value
-        domain = "" if texts[7] == "ai.onnx" else texts[7]
-        return OnnxNode(texts[4], domain, texts[3], tuple(names[1]), tuple(names[2]), attributes)
+        readers: dict[int, Callable[[Field], Any]] = {
+            **dict.fromkeys((1, 2, 3, 4, 7), self.text),
+            5: lambda field: self.read_attribute(self.span(field), depth),
+        }
+        found = self.gather(span, readers)
+        name, op, domain = (take_last(found[number], "") for number in (3, 4, 7))
+        domain = "" if domain == "ai.onnx" else domain
+        attributes = self.by_name(found[5], "gives the attribute")
+        return OnnxNode(op, domain, name, tuple(found[1]), tuple(found[2]), attributes)
 
     def read_attribute(self, span: Span, depth: int) -> tuple[str, object]:
-        name, kind = "", 0
-        single: dict[int, object] = {2: 0.0, 3: 0, 4: ""}
-        floats: list[float] = []
-        ints: list[int] = []
-        strings: list[str] = []
-        for field in self.fields(span):
-            number = field[0]
-            if number == 1:
-                name = self.text(field)
-            elif number == 2:
-                values = self.floats(field, FIXED32, "f")
-                self.expect(len(values) == 1, f"has no float in attribute '{name:.40}'")
-                single[2] = values[0]
-            elif number == 3:
-                single[3] = self.integer(field)
-            elif number == 4:
-                single[4] = self.text(field)
-            elif number == 5:
-                single[5] = self.read_tensor(self.span(field))
-            elif number == 6:
-                single[6] = self.read_graph(self.span(field), depth + 1)
-            elif number == 7:
-                floats += self.floats(field, FIXED32, "f")
-            elif number == 8:
-                ints += self.integers(field)
-            elif number == 9:
-                strings.append(self.text(field))
-            elif number == 20:
-                kind = self.integer(field)
-            elif number == 21:
-                raise self.fail(f"refers to a function's attribute in '{name:.40}'")
-        lists: dict[int, object] = {6: tuple(floats), 7: tuple(ints), 8: tuple(strings)}
+        readers: dict[int, Callable[[Field], Any]] = {
+            **dict.fromkeys((1, 4, 9, 21), self.text),
+            **dict.fromkeys((2, 7), lambda field: self.floats(field, FIXED32, "f")),
+            **dict.fromkeys((3, 20), self.integer),
+            5: lambda field: self.read_tensor(self.span(field)),
+            6: lambda field: self.read_graph(self.span(field), depth + 1),
+            8: self.integers,
+        }
+        found = self.gather(span, readers)
+        name, kind = take_last(found[1], ""), take_last(found[20], 0)
+        self.expect(not found[21], f"refers to a function's attribute in '{name:.40}'")
+        self.expect(all(len(one) == 1 for one in found[2]), f"has no float in '{name:.40}'")
+        lists = {6: chain(*found[7]), 7: chain(*found[8]), 8: found[9]}
         if kind in lists:
-            return name, lists[kind]
-        field_of_kind = {1: 2, 2: 3, 3: 4, 4: 5, 5: 6}.get(kind)
-        self.expect(field_of_kind in single, f"has an attribute '{name:.40}' of kind {kind}")
-        assert field_of_kind is not None  # it is a key of single
-        return name, single[field_of_kind]
+            return name, tuple(lists[kind])
+        single = {
+            **{1: [0.0, *chain(*found[2])], 2: [0, *found[3]], 3: ["", *found[4]]},
+            **{4: found[5], 5: found[6]},
+        }
+        self.expect(bool(single.get(kind)), f"has an attribute '{name:.40}' of kind {kind}")
+        return name, single[kind][-1]
 
-    def read_port(self, span: Span) -> OnnxPort:
-        name = ""
-        dtype: str | None = None
-        shape: tuple[int | str | None, ...] | None = None
-        for field in self.fields(span):
-            if field[0] == 1:
-                name = self.text(field)
-            elif field[0] == 2:
-                for kind in self.fields(self.span(field)):
-                    if kind[0] == 1:
-                        dtype, shape = self.read_tensor_type(self.span(kind), name)
-                    elif kind[0] in (4, 5, 8, 9):
-                        what = {4: "sequence", 5: "map", 8: "sparse tensor", 9: "optional"}
-                        raise self.fail(f"has a port '{name:.80}' that is a {what[kind[0]]}")
+    def read_port(self, field: Field) -> OnnxPort:
+        kinds = dict.fromkeys((1, *_OTHER_PORTS), self.span)
+        readers = {1: self.text, 2: lambda field: self.gather(self.span(field), kinds)}
+        found = self.gather(self.span(field), readers)
+        name = take_last(found[1], "")
+        dtype, shape = None, None
+        for of_kind in found[2]:
+            for number, what in _OTHER_PORTS.items():
+                self.expect(not of_kind[number], f"has a port '{name:.80}' that is a {what}")
+            for span in of_kind[1]:
+                dtype, shape = self.read_tensor_type(span, name)
         return OnnxPort(name, dtype, shape)
 
     def read_tensor_type(
         self, span: Span, name: str
     ) -> tuple[str | None, tuple[int | str | None, ...] | None]:
-        dtype: str | None = None
-        shape: tuple[int | str | None, ...] | None = None
-        for field in self.fields(span):
-            if field[0] == 1:
-                code = self.integer(field)
-                dtype = self.get_dtype(code, name) if code else None
-            elif field[0] == 2:
-                dimensions: list[int | str | None] = []
-                for entry in self.fields(self.span(field)):
-                    if entry[0] == 1:
-                        dimensions.append(self.read_dimension(self.span(entry)))
-                self.expect(len(dimensions) <= limits.MAX_RANK, f"gives '{name:.80}' too many axes")
-                shape = tuple(dimensions)
-        return dtype, shape
+        axes = {1: self.read_dimension}
+        readers: dict[int, Callable[[Field], Any]] = {
+            1: self.integer,
+            2: lambda field: self.gather(self.span(field), axes)[1],
+        }
+        found = self.gather(span, readers)
+        fits = all(len(shape) <= limits.MAX_RANK for shape in found[2])
+        self.expect(fits, f"gives '{name:.80}' too many axes")
+        code, shape = take_last(found[1], 0), take_last(found[2], None)
+        return self.get_dtype(code, name) if code else None, None if shape is None else tuple(shape)
 
-    def read_dimension(self, span: Span) -> int | str | None:
-        value: int | str | None = None
-        for field in self.fields(span):
-            if field[0] == 1:
-                value = self.integer(field)
-            elif field[0] == 2:
-                value = self.text(field) or None
-        return value
+    def read_dimension(self, field: Field) -> int | str | None:
+        values = [
+            self.integer(one) if one[0] == 1 else self.text(one) or None
+            for one in self.fields(self.span(field))
+            if one[0] in (1, 2)
+        ]
+        return values[-1] if values else None
 
     def get_dtype(self, code: int, name: str) -> str:
         if code not in DTYPES:
@@ -327,11 +294,8 @@ class _Reader(ProtobufReader):
         return b"".join((int(value) & mask).to_bytes(size, "little") for value in values)
 
     def read_pair(self, span: Span) -> tuple[str, str]:
-        texts = {1: "", 2: ""}
-        for field in self.fields(span):
-            if field[0] in texts:
-                texts[field[0]] = self.text(field)
-        return texts[1], texts[2]
+        found = self.gather(span, {1: self.text, 2: self.text})
+        return take_last(found[1], ""), take_last(found[2], "")
 
     def find_external(self, external: dict[str, str], name: str, nbytes: int) -> FileSlice:
         """Return the place of a tensor's data in another file of the model's directory."""

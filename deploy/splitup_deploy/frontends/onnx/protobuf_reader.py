@@ -5,9 +5,10 @@ from __future__ import annotations
 import mmap
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 from splitup.core.errors import InvalidModel
 
@@ -19,6 +20,11 @@ Span = tuple[int, int]
 Field = tuple[int, int, "int | Span"]  # number, wire type, and the number or the place of the bytes
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
+
+
+def take_last(values: Sequence[Any], default: Any) -> Any:
+    """Return what a field that stands once means: its last value, or the default."""
+    return values[-1] if values else default
 
 
 class ProtobufReader:
@@ -70,6 +76,24 @@ class ProtobufReader:
             self.expect(length <= end - position, "claims more bytes than it has")
             yield number, wire, (position, position + length)
             position += length
+
+    def gather(
+        self,
+        span: Span,
+        readers: Mapping[int, Callable[[Field], Any]],
+        most: Mapping[int, tuple[int, str]] = MappingProxyType({}),
+    ) -> dict[int, list[Any]]:
+        """Return what the reader of each field made of it, by the field's number; others are left.
+
+        ``most`` says of how many there are at most, and what they are.
+        """
+        found: dict[int, list[Any]] = {number: [] for number in readers}
+        for field in self.fields(span):
+            if (read := readers.get(field[0])) is not None:
+                count, what = most.get(field[0], (MAX_FIELDS, "fields"))
+                self.expect(len(found[field[0]]) < count, f"has too many {what}")
+                found[field[0]].append(read(field))
+        return found
 
     def span(self, field: Field) -> Span:
         number, wire, value = field

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -136,10 +138,7 @@ def _find_allowed(
         allowed.append(column <= place + window[1])
     if not allowed:
         return None
-    result = allowed[0]
-    for item in allowed[1:]:
-        result = result & item
-    return result
+    return functools.reduce(operator.and_, allowed)
 
 
 def rotate_embedding(
@@ -293,9 +292,8 @@ def _check(options: dict[str, Any], usual: Sequence[str], directions: int) -> li
     kinds: list[str] = [str(kind) for kind in options.get("activations", list(usual) * directions)]
     if len(usual) > 1 and kinds != list(usual) * directions:
         raise NotImplementedError(f"activations {', '.join(kinds)}")
-    if len(kinds) != directions or len(usual) > 1:
-        if len(kinds) != directions * len(usual):
-            raise ValueError("as many activations as directions are wanted")
+    if len(kinds) != directions * len(usual):
+        raise ValueError("as many activations as directions are wanted")
     if bad := set(kinds) - {"Tanh", "Relu", "Sigmoid"}:
         raise NotImplementedError(f"activation {sorted(bad)[0]:.40}")
     for name in ("activation_alpha", "activation_beta", "clip", "input_forget"):
@@ -328,11 +326,7 @@ def _unroll(
     if steps > MAX_UNROLLED:
         raise NotImplementedError(f"a sequence of {steps} steps; at most {MAX_UNROLLED} are")
     kind = options.get("direction", "forward")
-    if (kind == "bidirectional") != (directions == 2) or kind not in (
-        "forward",
-        "reverse",
-        "bidirectional",
-    ):
+    if {"forward": 1, "reverse": 1, "bidirectional": 2}.get(kind) != directions:
         raise ValueError(f"direction '{kind:.40}' with {directions} sets of weights")
     ends: list[list[Tensor]] = []
     outputs: list[Tensor] = []

@@ -17,13 +17,15 @@ from splitup_deploy.frontends.families.text_towers import find_text_tower
 from splitup_deploy.frontends.gguf.header import read_gguf_parts
 from splitup_deploy.frontends.gguf.load import open_gguf
 from splitup_deploy.frontends.huggingface.checkpoint import read_json
-from splitup_deploy.frontends.huggingface.config_only import ShapeWeights
-from splitup_deploy.frontends.huggingface.directory import open_decoder, parse_config
+from splitup_deploy.frontends.huggingface.directory import (
+    ShapeWeights,
+    open_decoder,
+    parse_config,
+)
 from splitup_deploy.frontends.onnx.onnx_graph import OnnxModel, OnnxNode
-from splitup_deploy.frontends.recognition import is_gguf_file, is_without_weights
+from splitup_deploy.frontends.recognition import has_suffix, is_without_weights
 from splitup_deploy.frontends.source_model import Sizes, SourceText
 
-from splitup.core import tuning
 from splitup.core.codec import compute_digest
 from splitup.core.errors import InvalidInput, InvalidModel
 from splitup.core.tensors import ITEM_BYTES
@@ -120,10 +122,10 @@ def _open(
     path = Path(source)
     if is_without_weights(source):
         file = path / "config.json" if path.is_dir() else path
-        table = find_text_tower(read_json(file, tuning.MAX_CONFIG_BYTES))
+        table = find_text_tower(read_json(file))
         return parse_config(table, max_len), ShapeWeights(table), None, None
     sizes = Sizes(context=max_len)
-    if is_gguf_file(source):
+    if has_suffix(".gguf", source):
         opened = open_gguf(source, read_gguf_parts(path), sizes)
     elif path.is_dir():
         opened = open_decoder(path, sizes)

@@ -21,12 +21,7 @@ import numpy as np
 from splitup_deploy.frontends.decoder.decoder_config import Clamped, DecoderConfig
 from splitup_deploy.frontends.decoder.rotary import Rope, RopeTable
 from splitup_deploy.frontends.decoder.row_operations import Weights
-from splitup_deploy.frontends.onnx.onnx_graph import (
-    OnnxGraph,
-    OnnxModel,
-    OnnxPort,
-    OnnxTensor,
-)
+from splitup_deploy.frontends.onnx.onnx_graph import OnnxGraph, OnnxModel, OnnxPort, OnnxTensor
 
 from splitup.core.errors import InvalidModel
 from splitup_edge.export.graph_builder import GraphBuilder

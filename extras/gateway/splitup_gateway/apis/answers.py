@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 from splitup.client.text.generation import TextModel
@@ -158,10 +159,9 @@ class CompletionForm(AnswerForm):
         self._created = names.created
 
     def _make(self, choices: list[dict[str, Any]], *, is_chunk: bool) -> dict[str, Any]:
+        kind = "text_completion"
         if self._is_chat:
             kind = "chat.completion.chunk" if is_chunk else "chat.completion"
-        else:
-            kind = "text_completion"
         return {
             "id": self._id,
             "object": kind,
@@ -192,7 +192,7 @@ class CompletionForm(AnswerForm):
         if not self._is_chat:
             return []
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return [self._make([_chunk_choice(choice.index, delta=delta)], is_chunk=True)]
+        return [self._make_chunk(choice, delta=delta)]
 
     def add(self, choice: AnswerChoice, piece: Piece, parts: Sequence[AnswerPart]) -> list[Event]:
         logprobs = self._describe([piece], choice.length - len(piece.token.text))
@@ -211,15 +211,18 @@ class CompletionForm(AnswerForm):
             content = {"delta": {"reasoning_content": part.text}}
         elif self._is_chat:
             content = {"delta": {"content": part}}
-        return self._make([_chunk_choice(choice.index, **content)], is_chunk=True)
+        return self._make_chunk(choice, **content)
+
+    def _make_chunk(self, choice: AnswerChoice, reason: str | None = None, **content: Any) -> Event:
+        """Return a chunk of one choice: by default one that adds nothing to it."""
+        content = content or ({"delta": {}} if self._is_chat else {"text": ""})
+        entry = {"index": choice.index, **content, "logprobs": None, "finish_reason": reason}
+        return self._make([entry], is_chunk=True)
 
     def end(self, choice: AnswerChoice, parts: Sequence[AnswerPart]) -> list[Event]:
         """Return the events that say why a choice ended, after its last parts."""
-        content: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
-        entry = _chunk_choice(choice.index, **content)
-        entry["finish_reason"] = choice.finish_reason
         rest = [self._make_delta(choice, part) for part in parts]
-        return [*rest, self._make([entry], is_chunk=True)]
+        return [*rest, self._make_chunk(choice, choice.finish_reason)]
 
     def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:
         """Return the events that end the answer: its usage, if that was asked for."""
@@ -235,34 +238,24 @@ class CompletionForm(AnswerForm):
 
     def describe_error(self, error: ApiError, choices: Sequence[AnswerChoice]) -> Event:
         """Return the chunk that ends a stream early: no choice has the reason "stop"."""
-        content: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
-        entries = [_chunk_choice(one.index, **content) for one in choices if not one.is_ended]
-        chunk = self._make([{**one, "finish_reason": "error"} for one in entries], is_chunk=True)
+        cut = [self._make_chunk(one, "error")["choices"] for one in choices if not one.is_ended]
+        chunk = self._make([entry for entries in cut for entry in entries], is_chunk=True)
         return {**chunk, **error.describe(), "usage": make_usage([one.report for one in choices])}
 
     def _describe(self, pieces: Sequence[Piece], offset: int) -> dict[str, Any] | None:
         if not pieces or pieces[0].choice is None:
             return None
+        found = list_logprobs(pieces)
         if self._is_chat:
-            return {"content": list_logprobs(pieces), "refusal": None}
-        return self._describe_text(pieces, offset)
-
-    def _describe_text(self, pieces: Sequence[Piece], offset: int) -> dict[str, Any]:
-        tokens, values, top, offsets = [], [], [], []
-        for piece in pieces:
-            choice = piece.choice
-            assert choice is not None
-            names = [describe_token(piece, token, value) for token, value in choice.top]
-            tokens.append(describe_token(piece, choice.token, choice.logprob)["token"])
-            values.append(choice.logprob)
-            top.append({name["token"]: name["logprob"] for name in names})
-            offsets.append(offset)
-            offset += len(piece.token.text)
+            return {"content": found, "refusal": None}
+        lengths = [len(piece.token.text) for piece in pieces]
         return {
-            "tokens": tokens,
-            "token_logprobs": values,
-            "top_logprobs": top,
-            "text_offset": offsets,
+            "tokens": [one["token"] for one in found],
+            "token_logprobs": [one["logprob"] for one in found],
+            "top_logprobs": [
+                {name["token"]: name["logprob"] for name in one["top_logprobs"]} for one in found
+            ],
+            "text_offset": list(accumulate(lengths[:-1], initial=offset)),
         }
 
 
@@ -279,10 +272,6 @@ def _make_message(choice: AnswerChoice) -> dict[str, Any]:
 def _describe_call(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
-
-
-def _chunk_choice(index: int, **content: Any) -> dict[str, Any]:
-    return {"index": index, **content, "logprobs": None, "finish_reason": None}
 
 
 def make_usage(reports: Sequence[Report]) -> dict[str, Any]:

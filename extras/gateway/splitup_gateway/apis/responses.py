@@ -41,16 +41,15 @@ class ResponseForm(AnswerForm):
         }
 
     def begin(self, choice: AnswerChoice) -> list[Event]:
-        started = {**self._describe("in_progress"), "output": [], "usage": None}
-        return [
-            self._make("response.created", response=started),
-            self._make("response.in_progress", response=started),
-        ]
+        return [self._make_start("created"), self._make_start("in_progress")]
 
     def tell(self, choice: AnswerChoice, note: str) -> bytes:
         """Return an event that says that it goes on."""
-        response = {**self._describe("in_progress"), "output": [], "usage": None}
-        return self.encode(self._make("response.in_progress", response=response), note)
+        return self.encode(self._make_start("in_progress"), note)
+
+    def _make_start(self, name: str) -> Event:
+        started = {**self._describe("in_progress"), "output": [], "usage": None}
+        return self._make(f"response.{name}", response=started)
 
     def describe_error(self, error: ApiError, choices: Sequence[AnswerChoice]) -> Event:
         """Return the event of an error that ends a stream early; earlier ones have the text."""
@@ -101,18 +100,16 @@ class ResponseForm(AnswerForm):
         ]
 
     def _add_call(self, choice: AnswerChoice, call: ToolCall) -> list[Event]:
-        place = {"item_id": self._get_item_id(self._done), "output_index": self._done}
-        item = _make_call_item(self._get_item_id(self._done), call)
+        index, name = self._done, "response.function_call_arguments"
+        item = _make_call_item(self._get_item_id(index), call)
+        place = {"item_id": item["id"], "output_index": index}
         begun = {**item, "status": "in_progress", "arguments": ""}
-        name = "response.function_call_arguments"
         self._done += 1
         return [
-            self._make(
-                "response.output_item.added", output_index=place["output_index"], item=begun
-            ),
+            self._make("response.output_item.added", output_index=index, item=begun),
             self._make(f"{name}.delta", **place, delta=call.arguments),
             self._make(f"{name}.done", **place, name=call.name, arguments=call.arguments),
-            self._make("response.output_item.done", output_index=place["output_index"], item=item),
+            self._make("response.output_item.done", output_index=index, item=item),
         ]
 
     def _end_item(self, choice: AnswerChoice) -> list[Event]:
@@ -121,21 +118,19 @@ class ResponseForm(AnswerForm):
         item, place = self._make_item(choice, self._done), self._place()
         if self._open is Thought:
             [part] = item["summary"]
-            told = [
-                self._make(f"{_SUMMARY}_text.done", **place, text=part["text"]),
-                self._make(f"{_SUMMARY}_part.done", **place, part=part),
-            ]
+            names, told = (f"{_SUMMARY}_text", f"{_SUMMARY}_part"), {"text": part["text"]}
         else:
             [part] = item["content"]
-            text, logprobs = part["text"], part["logprobs"]
-            told = [
-                self._make("response.output_text.done", **place, text=text, logprobs=logprobs),
-                self._make("response.content_part.done", **place, part=part),
-            ]
+            names = "response.output_text", "response.content_part"
+            told = {"text": part["text"], "logprobs": part["logprobs"]}
+        events = [
+            self._make(f"{names[0]}.done", **place, **told),
+            self._make(f"{names[1]}.done", **place, part=part),
+        ]
         self._open = None
         self._done += 1
         index = place["output_index"]
-        return [*told, self._make("response.output_item.done", output_index=index, item=item)]
+        return [*events, self._make("response.output_item.done", output_index=index, item=item)]
 
     def finish(self, choices: Sequence[AnswerChoice]) -> list[Event]:
         answer = self.make_answer(choices)

@@ -14,6 +14,7 @@ from splitup.cli.command import JsonOutput, as_command
 from splitup.cli.console import Output, print_table
 from splitup.cli.options import ConfigFlag
 from splitup.config import find_network_file
+from splitup.core.errors import InvalidInput
 from splitup.core.extras import require
 
 if TYPE_CHECKING:
@@ -82,7 +83,6 @@ def command(
     """
     require("sqlalchemy")
     from splitup.client.inputs import parse_usdc
-    from splitup.core.errors import InvalidInput
     from splitup_gateway.api_keys import ApiKeys
 
     if (name is None) != (action is Action.list):

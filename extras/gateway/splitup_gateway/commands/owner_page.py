@@ -13,6 +13,7 @@ from splitup_node.cli.account import DEFAULT_CONFIG, ConfigOption, open_account
 
 from splitup.cli.command import as_command
 from splitup.cli.console import Output
+from splitup.core.errors import InvalidInput, SplitUpError
 from splitup.core.event_loop import catch_signals
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ async def command(
     output: Output,
 ) -> None:
     """Show what status and earnings say on a page in the browser of this machine."""
-    from splitup.core.errors import InvalidInput
     from splitup.net.endpoints import is_loopback
     from splitup.net.http_server import serve_app
 
@@ -56,7 +56,6 @@ def make_owner_app(account: Account, config: Path) -> web.Application:
     """Return the application that serves the page of one node, and its figures."""
     from aiohttp import web
 
-    from splitup.core.errors import SplitUpError
     from splitup.net.http_server import make_app
     from splitup_gateway.errors import ApiError, translate
     from splitup_gateway.page_files import OWNER_PAGE, add_page

@@ -45,12 +45,7 @@ async def command(
     require("segno")
     import segno
 
-    from splitup_gateway.tcp_relay import (
-        HostPort,
-        TcpRelay,
-        find_local_address,
-        make_certificate,
-    )
+    from splitup_gateway.tcp_relay import HostPort, TcpRelay, find_local_address, make_certificate
 
     source, target = HostPort.parse(listen), HostPort.parse(to)
     host = find_local_address() if source.host in ("0.0.0.0", "::") else source.host

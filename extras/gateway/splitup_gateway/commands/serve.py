@@ -15,6 +15,7 @@ import typer
 from splitup.cli.command import as_command
 from splitup.cli.console import Output
 from splitup.cli.options import ConfigFlag, VerifyFlag
+from splitup.core.errors import ConfigurationError, InvalidInput, SplitUpError
 from splitup.core.event_loop import catch_signals
 from splitup.core.extras import require
 from splitup_gateway.commands.keys import (
@@ -63,8 +64,6 @@ class ListenOptions:
 
     def load_tls(self) -> ssl.SSLContext | None:
         """Return what speaks TLS, None without files; raise ConfigurationError for bad ones."""
-        from splitup.core.errors import ConfigurationError
-
         if self.tls_cert is None and self.tls_key is None:
             return None
         if self.tls_cert is None or self.tls_key is None:
@@ -164,8 +163,6 @@ class ServingFlags:
 
         Raises InvalidInput for a model that is not served.
         """
-        from splitup.core.errors import InvalidInput
-
         found: dict[str, str | None] = dict.fromkeys(models)
         for entry in self.speculate or []:
             model, _, draft = entry.partition("=")
@@ -199,7 +196,6 @@ async def command(
     as there is one, also while the server runs: splitup keys new NAME.
     """
     require("llguidance", "PIL", "sqlalchemy")
-    from splitup.core.errors import InvalidInput
     from splitup.net.endpoints import is_loopback
     from splitup_gateway.access import Access
     from splitup_gateway.api_keys import ApiKeys
@@ -219,8 +215,6 @@ async def command(
 
 async def _find_models(net: Network) -> list[str]:
     """Return the names of all models that read texts and that nodes hold; raise InvalidInput."""
-    from splitup.core.errors import InvalidInput
-
     offers = [offer for offer in await net.list_offers() if offer.context and not offer.is_private]
     if ready := [offer.name for offer in offers if offer.is_ready]:
         return ready
@@ -238,8 +232,6 @@ async def add_models(
 
     Raises what is wrong with one that was named; models of strangers do not end a server.
     """
-    from splitup.core.errors import InvalidInput, SplitUpError
-
     said = []
     for model, draft in list(drafts.items()):
         try:
@@ -279,7 +271,6 @@ async def _serve(
     from splitup.client.connection import SplitUp
     from splitup.client.leases import LeaseOptions
     from splitup.client.market.payments import check_deadline
-    from splitup.core.errors import InvalidInput
     from splitup.net.http_server import serve_app
     from splitup.net.metrics import serve_metrics
     from splitup_gateway.explorer_routes import run_explorer

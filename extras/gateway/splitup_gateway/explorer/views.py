@@ -229,9 +229,7 @@ class Explorer:
         Members keep only the plans of recent executions: raises Unavailable for older ones.
         """
         await self._list_history(execution_id)
-        return dict(
-            await self._look_up("plan", execution_id, lambda: self._check_plan(execution_id))
-        )
+        return await self._look_up("plan", execution_id, lambda: self._check_plan(execution_id))
 
     async def _check_plan(self, execution_id: str) -> View:
         checked = await self._net.check_plan(execution_id)
@@ -264,9 +262,7 @@ class Explorer:
         receipt = find_receipt(execution_id, await self._list_history(execution_id))
         if receipt is None:
             raise Unavailable(f"execution {execution_id} is not settled yet")
-        return dict(
-            await self._look_up("draw", execution_id, lambda: self._fetch_evidence(receipt))
-        )
+        return await self._look_up("draw", execution_id, lambda: self._fetch_evidence(receipt))
 
     async def _fetch_evidence(self, receipt: Receipt) -> View:
         evidence = await self._net.evidence(receipt)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitup.cli.command import AdapterFlags
+from splitup.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from splitup_private.adapters.client import AdapterOptions
@@ -47,7 +48,6 @@ class EncryptedAdapterFlags(AdapterFlags):
 
     def read(self) -> AdapterOptions | None:
         """Return the options that were typed, None without any; raise InvalidInput."""
-        from splitup.core.errors import InvalidInput
         from splitup_private.adapters.client import AdapterOptions
 
         if self.adapter_host is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ from splitup_deploy.cli.options import CutOptions, SourceArgument
 from splitup_deploy.cli.steps import compile_model
 
 from splitup.cli.command import JsonOutput, as_command
+from splitup.core.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +57,10 @@ def command(options: PrivacyOptions, *, output: JsonOutput) -> None:
     a token and its activations; on what users send, and on what nodes send back. Takes about a
     minute for a small model.
     """
-    import json
-
     from splitup_deploy.showing.progress import show_status, write_file
 
-    from splitup.core.errors import InvalidInput
     from splitup_private.attacks.measure import measure_split
-    from splitup_private.attacks.report import (
-        make_file,
-        parse_blocks,
-        render_curves,
-        render_splits,
-    )
+    from splitup_private.attacks.report import make_file, parse_blocks, render_curves, render_splits
 
     try:
         text = options.text.read_text("utf-8")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from splitup_deploy.calibration.calibrate_model import open_tokenizer
 from splitup_deploy.cutting.build import CompiledModel
 from splitup_deploy.publishing.privacy import make_key
 
-from splitup.client.text.tokenizer import ModelTokenizer
 from splitup.core.errors import InvalidInput
 from splitup.decode.step import make_causal_step
-from splitup.graph.manifest import PrivacyMeasure, get_blob_key
+from splitup.graph.manifest import PrivacyMeasure
 from splitup_private.attacks.attacks import TokenDecoder, Tokens, invert
 from splitup_private.attacks.split_model import AttackedModel, AttackedText, Rows
 
@@ -102,14 +101,6 @@ def recognise_lengths(compiled: CompiledModel, text: str, context: int) -> tuple
         lengths = [len(tokenizer.encode(paragraph)) for paragraph in paragraphs]
     sent = [length for length in lengths if length <= context]
     return len(sent), _BPS * len(set(sent)) // max(1, len(sent))
-
-
-def open_tokenizer(compiled: CompiledModel) -> closing[ModelTokenizer]:
-    """Return the model's tokenizer, for one ``with``."""
-    assert compiled.manifest.text is not None
-    key = get_blob_key(compiled.manifest.text.tokenizer_digest)
-    blob = next(blob for blob in compiled.blobs if blob.key == key)
-    return closing(ModelTokenizer(b"".join(blob.open()), "the model"))
 
 
 def compute_crossing(

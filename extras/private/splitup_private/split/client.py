@@ -45,12 +45,7 @@ from splitup.messages.storage import Grant, Grants
 from splitup.storage.task_cache import TaskCache
 from splitup_private.split import messages as split
 from splitup_private.split.connection import SplitServerConnection, SplitTransport
-from splitup_private.split.messages import (
-    Forward,
-    Forwarded,
-    PrivateModel,
-    SplitError,
-)
+from splitup_private.split.messages import Forward, Forwarded, PrivateModel, SplitError
 from splitup_private.split.noise import Noise, RowNoise
 
 ATTEMPTS: Final = 3  # a session that the server forgot is fed again from position 0
