@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from splitup_deploy.cli.commands import app
 from splitup_deploy.cutting.build import build, parse_size, parse_sizes
-from splitup_deploy.frontends.huggingface.config_only import load_shapes
+from splitup_deploy.frontends.huggingface.directory import load_shapes
 from splitup_deploy.frontends.source_model import Sizes
 from typer.testing import CliRunner
 

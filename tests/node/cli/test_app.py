@@ -200,7 +200,8 @@ async def test_members_join_and_print_what_the_owner_needs(
     [entry] = tomllib.loads(made.stdout)["members"]
     member = MemberSettings.model_validate(entry)
     identity = load_identity(config.keystore, config.passphrase_file)
-    assert member.to_abi() == (identity.address, identity.signing_key_hex, endpoint)
+    told = member.account, member.signing_key, member.endpoint
+    assert told == (identity.address, identity.signing_key_hex, endpoint)
     assert (config.listen_port, config.rpc_url, config.gateway_urls) == (8700, own_rpc, (url,))
 
 
