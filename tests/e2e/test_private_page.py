@@ -141,9 +141,9 @@ def ask(page: Page, text: str, tokens: int, **settings: float | str) -> str:
     page.get_by_label("Most tokens").fill(str(tokens))
     for label, value in settings.items():
         page.get_by_label(label.replace("_", " ").capitalize()).fill(str(value))
-    page.get_by_label("Message").fill(text)
-    page.get_by_label("Message").press("Enter")
-    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    page.get_by_label("Beginning of a text").fill(text)
+    page.get_by_label("Beginning of a text").press("Enter")
+    expect(page.get_by_role("button", name="Continue")).to_be_enabled()
     answer = page.locator(".assistant").last
     assert answer.locator(".error").count() == 0, answer.inner_text()
     return answer.locator(".text").inner_text()
@@ -223,8 +223,8 @@ def test_an_adapter_is_applied_under_encryption_or_not_at_all(
     for part in (tokens[:4], tokens[-4:]):
         for name, canary in list_encodings(QUESTION, part).items():
             assert len(canary) < 4 or canary not in everything, name
-    page.get_by_label("Message").fill(QUESTION)
-    page.get_by_label("Message").press("Enter")
+    page.get_by_label("Beginning of a text").fill(QUESTION)
+    page.get_by_label("Beginning of a text").press("Enter")
     answer = page.locator(".assistant").last
     expect(answer.get_by_role("alert")).to_contain_text("no text with an adapter without its host")
     assert answer.locator(".text").inner_text() == ""

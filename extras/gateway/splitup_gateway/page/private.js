@@ -36,7 +36,7 @@ var N=globalThis,L=N.ShadowRoot&&(N.ShadyCSS===void 0||N.ShadyCSS.nativeShadow)&
       <p class="facts quiet">${i.filter(Boolean).join(" · ")}</p>
     </article>`}keyForm(){return c`<form class="key" @submit=${this.saveKey}>
       <label>API key <input type="password" autocomplete="off" spellcheck="false" placeholder="sk-splitup-…"></label>
-      <button class="primary">Use</button></form>`}render(){let t=this.phase==="ready"||this.phase==="running";return c`
+      <button class="primary">Use</button></form>`}render(){let t=this.phase==="ready"||this.phase==="running",s=this.textForm==="text";return c`
       <header><a class="brand" href="/"><img src="/icon.svg" alt="" width="22" height="22">SplitUp</a><span class="quiet">Private chat</span>
         ${this.isOffline?c`<span class="badge bad">offline</span>`:null}</header>
       ${this.needsKey?this.keyForm():null}
@@ -47,17 +47,17 @@ var N=globalThis,L=N.ShadowRoot&&(N.ShadyCSS===void 0||N.ShadyCSS.nativeShadow)&
           <div class="messages" role="log" aria-label="Conversation" tabindex="0">
             ${this.error?c`<p class="error" role="alert">${this.error}</p>`:null}
             ${this.models&&!this.models.length?c`<p class="quiet">This server offers no private model.</p>`:null}
-            ${this.messages.map(s=>s.role==="user"?c`<article class="message user"><div class="text">${s.text}</div></article>`:this.answer(s))}
+            ${this.messages.map(i=>i.role==="user"?c`<article class="message user"><div class="text">${i.text}</div></article>`:this.answer(i))}
           </div>
           <form @submit=${this.send}>
-            <textarea id="prompt" rows="2" aria-label="Message" ?disabled=${!t} autocapitalize="sentences"
-              placeholder=${t?this.textForm==="text"?"Write how a text begins":"Write a message":"Load a model first"}
-              @keydown=${s=>{s.key==="Enter"&&!s.shiftKey&&!s.isComposing&&this.send(s)}}></textarea>
-            ${this.phase==="running"?c`<button type="button" class="stop" @click=${()=>this.tell({order:"stop"})}>Stop</button>`:c`<button type="submit" class="primary" ?disabled=${!t}>Send</button>`}
+            <textarea id="prompt" rows="2" aria-label=${s?"Beginning of a text":"Message"} ?disabled=${!t} autocapitalize="sentences"
+              placeholder=${t?s?"Write how a text begins":"Write a message":"Load a model first"}
+              @keydown=${i=>{i.key==="Enter"&&!i.shiftKey&&!i.isComposing&&this.send(i)}}></textarea>
+            ${this.phase==="running"?c`<button type="button" class="stop" @click=${()=>this.tell({order:"stop"})}>Stop</button>`:c`<button type="submit" class="primary" ?disabled=${!t}>${s?"Continue":"Send"}</button>`}
           </form>
           <p class="facts quiet">
-            <span>Cost so far: <output id="cost">${B(this.messages.reduce((s,{costs:i})=>s+(i?.microUsdc??0),0))}</output></span>
-            <button class="plain" ?disabled=${!this.messages.length||this.phase==="running"} @click=${()=>this.messages=[]}>New conversation</button>
+            <span>Cost so far: <output id="cost">${B(this.messages.reduce((i,{costs:n})=>i+(n?.microUsdc??0),0))}</output></span>
+            <button class="plain" ?disabled=${!this.messages.length||this.phase==="running"} @click=${()=>this.messages=[]}>${s?"Clear":"New conversation"}</button>
           </p>
         </section>
       </div></main>`}};customElements.define("private-chat",se);
