@@ -70,9 +70,7 @@ class TlsFlags:
     )
     tls_ca: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Authorities that may have signed the other side's, PEM."
-        ),
+        typer.Option(metavar="FILE", help="Authorities that may sign the other side's, PEM."),
     ] = None
 
     def read(self) -> Tls:

@@ -86,10 +86,8 @@ def command(
     from splitup_gateway.api_keys import ApiKeys
 
     if (name is None) != (action is Action.list):
-        problem = (
-            f"name the key: splitup keys {action} NAME" if name is None else "list takes no name"
-        )
-        raise InvalidInput(problem)
+        named = f"name the key: splitup keys {action} NAME"
+        raise InvalidInput(named if name is None else "splitup keys list takes no name")
     with closing(ApiKeys.open(find_keys_url(keys, config))) as table:
         if action is Action.list:
             found = table.list()
