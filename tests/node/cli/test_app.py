@@ -36,6 +36,7 @@ from splitup.client.joining import check_rpc_url, join_network
 from splitup.config import NetworkConfig
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keystore import load_identity
+from splitup.devnet.processes import find_program
 from splitup.messages import api
 from splitup.messages.network import Deployment, NetworkDescription
 from splitup.net.http import SignedClient
@@ -210,6 +211,13 @@ async def test_members_join_and_print_what_the_owner_needs(
     identity = load_identity(config.keystore, config.passphrase_file)
     assert member.to_abi() == (identity.address, identity.signing_key_hex, endpoint)
     assert (config.listen_port, config.rpc_url, config.gateway_urls) == (8700, own_rpc, (url,))
+    process = await asyncio.create_subprocess_exec(
+        *(find_program("splitup-oracle"), "run", "--config", folder / "oracle.toml"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await asyncio.wait_for(process.communicate(), HANG_S)
+    assert process.returncode == 2 and b"have the network's owner appoint it" in said
+    assert b"we are no member\n" in said, "and it has no executions to finish"
 
 
 @pytest.mark.parametrize(
