@@ -80,8 +80,8 @@ async def command(
             else:  # nodes settle what has steps
                 minutes = options.seconds / 60
                 output.say(
-                    f"0 steps; what was locked for them comes back, after {minutes:g} minutes, "
-                    "with: splitup withdraw"
+                    f"0 steps; what was locked, but for the price of the reserved stake, comes "
+                    f"back after {minutes:g} minutes, with: splitup withdraw"
                 )
 
 
