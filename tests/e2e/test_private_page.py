@@ -332,6 +332,7 @@ def test_after_the_first_visit_only_forward_needs_the_network(
         context.set_offline(False)
     assert ask(page, "hello", 2)
     page.get_by_role("button", name="Delete all models").click()
+    expect(find_buttons(page)[0]).to_be_visible()  # it takes a moment
     load(page)  # from the server again
     manifest = json.loads(page.evaluate("fetch('/private.webmanifest').then((r) => r.text())"))
     assert manifest["start_url"] == "/private" and manifest["display"] == "standalone"
