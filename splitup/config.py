@@ -131,7 +131,8 @@ def load_toml(
     try:  # through JSON, from which strict models accept paths and tuples
         return model.model_validate_json(json.dumps(values, default=str))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        errors = error.errors(include_url=False, include_input=False)
+        first = max(errors, key=lambda one: one["type"] == "extra_forbidden")  # a misspelt name
         name = ".".join(str(part) for part in first["loc"][:1])
         fallback = f"is invalid: {first['msg'].removeprefix('Value error, ')}"
         problem = _PROBLEMS.get(first["type"], fallback)

@@ -1,7 +1,7 @@
 // The chat: a conversation with one model, or texts that it continues; what they cost, and who
 // computed each answer.
 import { html, type TemplateResult } from "lit";
-import { ApiError, get, stop, stream, type Usage } from "./api";
+import { ApiError, get, getKey, stop, stream, type Usage } from "./api";
 import { arrivalChart } from "./charts";
 import { Part } from "./element";
 import "./execution";
@@ -91,10 +91,9 @@ export class ChatView extends Part {
       this.error = "";
       if (!this.model) this.set("model", (this.models.find(takesTurns) ?? this.models[0])?.id ?? "");
     } catch (error) {
-      this.error = String((error as Error).message);
-      if (error instanceof ApiError && error.status === 401) {
-        this.dispatchEvent(new CustomEvent("key-needed", { bubbles: true }));
-      }
+      const needsKey = error instanceof ApiError && error.status === 401;
+      this.error = needsKey && !getKey() ? "" : String((error as Error).message);
+      if (needsKey) this.dispatchEvent(new CustomEvent("key-needed", { bubbles: true }));
     }
   }
 
@@ -265,7 +264,7 @@ export class ChatView extends Part {
       ${this.optionalField("seed", "Seed", "random")}
       ${this.numberField("temperature", "Temperature", 2, 0.1)}
       ${this.numberField("top_p", "Top p", 1, 0.05)}
-      <p class="quiet wide">${price(this.price)} per million steps</p>`;
+      ${this.model ? html`<p class="quiet wide">${price(this.price)} per million steps</p>` : null}`;
   }
 
   private answer(message: Message): TemplateResult {

@@ -1,6 +1,6 @@
 // What all parts of the page have in common: no shadow root, so that one style sheet serves all.
 import { LitElement } from "lit";
-import { ApiError, get } from "./api";
+import { ApiError, get, getKey } from "./api";
 
 export class Part extends LitElement {
   protected override createRenderRoot(): HTMLElement {
@@ -65,11 +65,11 @@ export class View<T> extends Part {
       this.error = "";
     } catch (error) {
       if (asking.signal.aborted) return;
+      const needsKey = error instanceof ApiError && error.status === 401;
       this.error = error instanceof ApiError ? error.message : String(error);
       if (this.data) this.error += `; what is shown is of ${this.asOf}`;
-      if (error instanceof ApiError && error.status === 401) {
-        this.dispatchEvent(new CustomEvent("key-needed", { bubbles: true }));
-      }
+      else if (needsKey && !getKey()) this.error = "";
+      if (needsKey) this.dispatchEvent(new CustomEvent("key-needed", { bubbles: true }));
     }
     if (this.period && !document.hidden) this.timer = window.setTimeout(() => void this.ask(), this.period);
   }

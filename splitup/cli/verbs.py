@@ -17,7 +17,7 @@ from splitup.cli.console import EXIT_CODES, add_version_option
 
 _VERBS: Final = {  # each with its line in the help
     "run": "Run a model over arrays; write every output as NAME.npy.",
-    "models": "List the models on the market, their prices, and which nodes hold.",
+    "models": "List the models on the market, their prices, and whether nodes hold them.",
     "chat": "Talk to a model in this terminal.",
     "generate": "Continue a text and print its tokens as they come.",
     "embed": "Print the vector of every text, one JSON line each.",

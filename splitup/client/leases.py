@@ -473,7 +473,7 @@ class LeasePool:
                 hopeless = 0 if found is None or found.loading else hopeless + 1
                 if hopeless > 1 and found is not None:
                     if hopeless == 2:
-                        _log.warning("%s", describe_holders(found, f" of {self._model}"))
+                        _log.warning("%s", describe_holders(found, self._model))
                     self._refuse_all()
                 await asyncio.sleep(tuning.HOLDERS_POLL_S)
         finally:

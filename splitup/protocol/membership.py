@@ -328,13 +328,9 @@ class Membership:
             machine.context.is_active = configuration == number
             if configuration < number and not len(machine.plans):
                 del self._machines[configuration]
-        ours = number in self._machines
-        return [
-            Log(
-                f"committee configuration {number} is current now; we are "
-                + ("a member" if ours else "no member and finish the open executions")
-            )
-        ]
+        role = "a member" if number in self._machines else "no member"
+        rest = " and finish the open executions" if self._machines and role != "a member" else ""
+        return [Log(f"committee configuration {number} is current now; we are {role}{rest}")]
 
     def _process_board(self, block_number: int, now: float) -> list[Command]:
         """Evaluate the board up to this block; post our dealing while the chain lacks it."""

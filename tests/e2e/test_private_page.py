@@ -141,9 +141,9 @@ def ask(page: Page, text: str, tokens: int, **settings: float | str) -> str:
     page.get_by_label("Most tokens").fill(str(tokens))
     for label, value in settings.items():
         page.get_by_label(label.replace("_", " ").capitalize()).fill(str(value))
-    page.get_by_label("Message").fill(text)
-    page.get_by_label("Message").press("Enter")
-    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    page.get_by_label("Beginning of a text").fill(text)
+    page.get_by_label("Beginning of a text").press("Enter")
+    expect(page.get_by_role("button", name="Continue")).to_be_enabled()
     answer = page.locator(".assistant").last
     assert answer.locator(".error").count() == 0, answer.inner_text()
     return answer.locator(".text").inner_text()
@@ -223,8 +223,8 @@ def test_an_adapter_is_applied_under_encryption_or_not_at_all(
     for part in (tokens[:4], tokens[-4:]):
         for name, canary in list_encodings(QUESTION, part).items():
             assert len(canary) < 4 or canary not in everything, name
-    page.get_by_label("Message").fill(QUESTION)
-    page.get_by_label("Message").press("Enter")
+    page.get_by_label("Beginning of a text").fill(QUESTION)
+    page.get_by_label("Beginning of a text").press("Enter")
     answer = page.locator(".assistant").last
     expect(answer.get_by_role("alert")).to_contain_text("no text with an adapter without its host")
     assert answer.locator(".text").inner_text() == ""
@@ -324,14 +324,15 @@ def test_after_the_first_visit_only_forward_needs_the_network(
         page.reload()
         expect(page.get_by_text("offline", exact=True)).to_be_visible()
         load(page)
-        page.get_by_label("Message").fill("hello")
-        page.get_by_label("Message").press("Enter")
+        page.get_by_label("Beginning of a text").fill("hello")
+        page.get_by_label("Beginning of a text").press("Enter")
         expect(page.get_by_role("alert")).to_contain_text("the server does not answer")
-        expect(page.get_by_role("button", name="Send")).to_be_enabled()
+        expect(page.get_by_role("button", name="Continue")).to_be_enabled()
     finally:
         context.set_offline(False)
     assert ask(page, "hello", 2)
     page.get_by_role("button", name="Delete all models").click()
+    expect(find_buttons(page)[0]).to_be_visible()  # it takes a moment
     load(page)  # from the server again
     manifest = json.loads(page.evaluate("fetch('/private.webmanifest').then((r) => r.text())"))
     assert manifest["start_url"] == "/private" and manifest["display"] == "standalone"
@@ -369,11 +370,11 @@ def test_on_a_phone_in_the_dark_by_keyboard(context: BrowserContext, recorder: R
     page.goto(f"{recorder.url}/private")
     expect(button := page.get_by_role("button", name="Load onto this device")).to_be_enabled()
     button.press("Enter")  # of one that is disabled it would do nothing
-    expect(page.get_by_label("Message")).to_be_focused()
+    expect(page.get_by_label("Beginning of a text")).to_be_focused()
     page.keyboard.type("library for")
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Stop").press("Enter")
-    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(page.get_by_role("button", name="Continue")).to_be_visible()
     expect(page.get_by_role("note")).to_be_in_viewport()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     back = page.evaluate("getComputedStyle(document.body).backgroundColor")

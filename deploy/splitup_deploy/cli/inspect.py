@@ -48,7 +48,8 @@ def command(options: InspectOptions, *, output: JsonOutput) -> None:
     """Show a model's task graph with bytes, memory, time and price of every task.
 
     A directory or config.json without weights is enough to preview how a model would be cut. With
-    weights, the id is the one that 'register' gives with the same flags.
+    weights, the id is the one that 'register' gives with the same flags. Where --target-vram or
+    --context allows no good cut, it says which would.
     """
     from splitup.core import event_loop
 

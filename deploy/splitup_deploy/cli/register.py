@@ -35,7 +35,12 @@ class RegisterOptions:
     cut: CutOptions
     manifest: ManifestOptions
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Compile and show, store and register nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Compile and show the cut, or say which target or context allows one; store and "
+            "register nothing.",
+        ),
     ] = False
     network: NetworkOptions
     key: KeyOptions

@@ -15,7 +15,13 @@ from typing import Any, Final
 from splitup.core.errors import InvalidModel
 from splitup.graph.manifest import Manifest, TaskSource
 from splitup.graph.rules import check_graph
-from splitup_deploy.cutting.partition import SMALLER_SIZES, TargetTooSmall, bound_target
+from splitup_deploy.cutting.partition import (
+    SMALLER_SIZES,
+    TargetTooSmall,
+    bound_target,
+    round_up,
+    write_size,
+)
 from splitup_deploy.frontends.tracing import TracedModel
 
 # What is sent within a moment on any line: tiny models may send more than they weigh.
@@ -96,8 +102,8 @@ def check_least(bounds: Bounds, targets: Collection[int]) -> None:
     least, _ = bounds
     if max(targets) < least:
         raise TargetTooSmall(
-            f"however it is cut, a task needs {least} bytes of memory; the target is "
-            f"{max(targets)}",
+            f"however it is cut, a task needs {write_size(round_up(least))} of memory; the target "
+            f"is {write_size(max(targets))}",
             SMALLER_SIZES,
         )
 
@@ -146,17 +152,3 @@ def find_least_target(
             break
         middle = round_up(math.isqrt(low * high) if high else max(largest, 2 * low))
     return high or None
-
-
-def round_up(nbytes: int) -> int:
-    """Return the next number of bytes with three significant digits."""
-    unit: int = 10 ** max(0, len(str(nbytes)) - 3)
-    return -(-nbytes // unit) * unit
-
-
-def write_size(nbytes: int) -> str:
-    """Return a size as --target-vram takes it, exactly: 1_060_000 is "1.06MB"."""
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.10g}{name}"
-    return str(nbytes)

@@ -77,6 +77,20 @@ class TargetTooSmall(InvalidModel):
         self.remedy = remedy
 
 
+def round_up(nbytes: int) -> int:
+    """Return the next number of bytes with three significant digits."""
+    unit: int = 10 ** max(0, len(str(nbytes)) - 3)
+    return -(-nbytes // unit) * unit
+
+
+def write_size(nbytes: int) -> str:
+    """Return a size as --target-vram takes it, exactly: 1_060_000 is "1.06MB"."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.10g}{name}"
+    return f"{nbytes}B"
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """One value in memory (``root``) and the nodes computed on the way to it."""
@@ -152,7 +166,7 @@ def partition(
     fewest = _find_fewest(table)
     if fewest > allowed:
         raise TargetTooSmall(
-            f"a target of {', '.join(map(str, targets))} bytes gives at least {fewest} tasks; "
+            f"a target of {', '.join(map(write_size, targets))} gives at least {fewest} tasks; "
             f"{allowed} are allowed",
             "a larger --max-tasks" if max_tasks and fewest <= limits.MAX_TASKS else "",
         )
@@ -388,8 +402,9 @@ class _Search:
         largest = max(range(len(memory)), key=memory.__getitem__)
         if memory[largest] > self.target_bytes:
             raise TargetTooSmall(
-                f"operation {self._name(largest)} alone needs {memory[largest]} bytes of memory "
-                f"unless it is divided; the target is {self.target_bytes}",
+                f"operation {self._name(largest)} alone needs "
+                f"{write_size(round_up(memory[largest]))} of memory unless it is divided; the "
+                f"target is {write_size(self.target_bytes)}",
                 SMALLER_SIZES,
             )
 

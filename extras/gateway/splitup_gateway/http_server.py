@@ -326,6 +326,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return response
     except web.HTTPException as error:
         reason = f"{request.method} {request.path:.200}: {error.reason}"
+        routes = {resource.canonical for resource in request.app.router.resources()}
+        if error.status == 404 and f"/v1{request.path}" in routes:
+            reason += "; let the base URL end with /v1"
         return _reply_error(request, ApiError(reason, status=error.status))
     except (asyncio.CancelledError, ConnectionError):
         raise

@@ -63,14 +63,14 @@ class TlsFlags:
     """Files for TLS."""
 
     tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Own certificate chain, PEM.")
+        Path | None, typer.Option(metavar="FILE", help="Its own certificate chain, PEM.")
     ] = None
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = (
         None
     )
     tls_ca: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Who has to have signed the other side's."),
+        typer.Option(metavar="FILE", help="Authorities that may sign the other side's, PEM."),
     ] = None
 
     def read(self) -> Tls:
@@ -93,11 +93,11 @@ class WorkerFlags:
     ] = 0
     sessions: Annotated[
         int,
-        typer.Option(metavar="N", min=1, help="Texts at once; the least recent one goes."),
+        typer.Option(metavar="N", min=1, help="Texts at once; one more ends the least recent."),
     ] = 8
     session_ttl: Annotated[
         float,
-        typer.Option(metavar="S", min=1.0, help="Seconds until an unused one."),
+        typer.Option(metavar="S", min=1.0, help="Seconds until an unused one is forgotten."),
     ] = 300.0
 
     @property

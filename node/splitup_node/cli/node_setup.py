@@ -122,10 +122,14 @@ def init(
 
 def _show_made(result: dict[str, Any], console: Console) -> None:
     console.print(f"Made node {result['address']} for {result['vram_gb']} GB.")
-    console.print("Next: send USDC and ether to it; on a network that 'splitup up' runs, with:")
-    console.print(f"  splitup fund {result['address']}")
+    _show_fund(result["address"], "Next: send USDC and ether to it", console)
     console.print("Then put down the stake with:")
     console.print(f"  splitup-node stake --config {result['config']}")
+
+
+def _show_fund(address: str, step: str, console: Console) -> None:
+    console.print(f"{step}; on a network that 'splitup up' runs, with:")
+    console.print(f"  splitup fund {address}")
 
 
 @as_command
@@ -172,10 +176,10 @@ async def join(
         "stake_micro_usdc": least + compute_spare(least),
         "network": deployment.model_dump(),
     }
-    output.give(result, lambda: _show_joined(result, output.out))
+    output.give(result, lambda: _show_joined(result, network.allow_loopback, output.out))
 
 
-def _show_joined(result: dict[str, Any], console: Console) -> None:
+def _show_joined(result: dict[str, Any], is_local: bool, console: Console) -> None:
     from splitup.client.inputs import format_usdc
 
     network = result["network"]
@@ -183,9 +187,11 @@ def _show_joined(result: dict[str, Any], console: Console) -> None:
     console.print(
         f"Network: chain {network['chain_id']}, nodes' stakes in contract {network['nodes']}",
     )
-    console.print(
-        f"Next: send it {format_usdc(result['stake_micro_usdc'])} for its stake, and ether for gas."
-    )
+    needed = f"{format_usdc(result['stake_micro_usdc'])} for its stake, and ether for gas"
+    if is_local:
+        _show_fund(result["address"], f"Next: send it {needed}", console)
+    else:
+        console.print(f"Next: send it {needed}.")
     console.print("Then put down the stake, and serve:")
     for verb in ("stake", "run"):
         console.print(f"  splitup-node {verb} --config {result['config']}")

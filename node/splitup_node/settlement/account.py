@@ -177,10 +177,12 @@ class Account(Closing):
         address, chain_id = self._identity.address, self._chain.deployment.chain_id
         if wallet < amount:
             stake = f"{format_usdc(least)} of stake and {format_usdc(spare)} to spare"
+            less = f", or put down less to spare: {self._config.make_command('stake --spare 0')}"
             raise ConfigurationError(
                 f"the node needs {stake}, and {address} has {format_usdc(wallet)} to put down; "
-                f"send it the missing {format_usdc(amount - wallet)} on chain {chain_id}, or put "
-                f"down less to spare: {self._config.make_command('stake --spare 0')}"
+                f"send it the missing {format_usdc(amount - wallet)} on chain {chain_id} (on a "
+                f"network of your own: splitup fund {address})"
+                f"{less if wallet >= amount - spare else ''}"
             )
         if not await self._chain.fetch_ether_wei(address):
             raise ConfigurationError(

@@ -266,7 +266,7 @@ class _Trial:
             return
         self._tried.add((model_id, task.task_id))
         self._on_progress(
-            f"trying task {index + 1} of model {model_id[:10]}: "
+            f"trying task {index} of model {model_id[:10]}: "
             f"{task.label} ({format_bytes(task.weights_bytes)} of weights)"
         )
         try:

@@ -306,6 +306,7 @@ class PrivateChat extends Part {
 
   override render(): TemplateResult {
     const isReady = this.phase === "ready" || this.phase === "running";
+    const isText = this.textForm === "text";
     return html`
       <header><a class="brand" href="/"><img src="/icon.svg" alt="" width="22" height="22">SplitUp</a><span class="quiet">Private chat</span>
         ${this.isOffline ? html`<span class="badge bad">offline</span>` : null}</header>
@@ -322,18 +323,18 @@ class PrivateChat extends Part {
             )}
           </div>
           <form @submit=${this.send}>
-            <textarea id="prompt" rows="2" aria-label="Message" ?disabled=${!isReady} autocapitalize="sentences"
-              placeholder=${!isReady ? "Load a model first" : this.textForm === "text" ? "Write how a text begins" : "Write a message"}
+            <textarea id="prompt" rows="2" aria-label=${isText ? "Beginning of a text" : "Message"} ?disabled=${!isReady} autocapitalize="sentences"
+              placeholder=${!isReady ? "Load a model first" : isText ? "Write how a text begins" : "Write a message"}
               @keydown=${(event: KeyboardEvent) => {
                 if (event.key === "Enter" && !event.shiftKey && !event.isComposing) this.send(event);
               }}></textarea>
             ${this.phase === "running"
               ? html`<button type="button" class="stop" @click=${() => this.tell({ order: "stop" })}>Stop</button>`
-              : html`<button type="submit" class="primary" ?disabled=${!isReady}>Send</button>`}
+              : html`<button type="submit" class="primary" ?disabled=${!isReady}>${isText ? "Continue" : "Send"}</button>`}
           </form>
           <p class="facts quiet">
             <span>Cost so far: <output id="cost">${usdc(this.messages.reduce((sum, { costs }) => sum + (costs?.microUsdc ?? 0), 0))}</output></span>
-            <button class="plain" ?disabled=${!this.messages.length || this.phase === "running"} @click=${() => (this.messages = [])}>New conversation</button>
+            <button class="plain" ?disabled=${!this.messages.length || this.phase === "running"} @click=${() => (this.messages = [])}>${isText ? "Clear" : "New conversation"}</button>
           </p>
         </section>
       </div></main>`;

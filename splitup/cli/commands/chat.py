@@ -60,7 +60,8 @@ async def command(
         if text.manifest.client is not None:
             raise InvalidInput(f"model {model} leaves tasks to this machine; use: splitup generate")
         messages = [] if system is None else [{"role": "system", "content": system}]
-        pool = LeasePool(net, model, LeaseOptions(most=1, warm=1, steps=_STEPS, verify=verify))
+        options = LeaseOptions(most=1, warm=1, steps=_STEPS, verify=verify)
+        pool = LeasePool(net, model, options)
         pool.open()  # while the first message is typed
         steps = 0
         try:
@@ -74,7 +75,14 @@ async def command(
             output.end_text()
             await pool.close()
             price = format_usdc(text.manifest.cost_micro_usdc(steps))
-            output.say(f"{steps} steps, {price} and the committee's fee")
+            if steps:
+                output.say(f"{steps} steps, {price} and the committee's fee")
+            else:  # nodes settle what has steps
+                minutes = options.seconds / 60
+                output.say(
+                    f"0 steps; what was locked, but for the price of the reserved stake, comes "
+                    f"back after {minutes:g} minutes, with: splitup withdraw"
+                )
 
 
 async def _read_line(output: Output) -> str | None:

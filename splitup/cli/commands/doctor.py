@@ -36,7 +36,7 @@ _TIMEOUT_S: Final = 20.0
 
 @as_command
 def command(directory: DirFlag = DEFAULT_HOME, *, output: JsonOutput) -> None:
-    """Check what this machine lacks, and say how to install it; exit code 1 when it lacks any."""
+    """Check what this machine lacks, and say how to install it; exit code 1 if there is any."""
     output.hint("checking this machine")
     checks = run_checks(directory)
     output.give(to_dict(checks), lambda: _show(output, checks))

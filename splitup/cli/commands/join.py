@@ -49,14 +49,16 @@ async def command(
             option="--dir",
         )
     made = {"config": str(directory / NETWORK_FILE), "address": identity.address}
-    output.give(made, lambda: _show(output, directory, identity.address))
+    fund = f" (on a network of your own: splitup fund {identity.address})"
+    is_local = network.allow_loopback
+    output.give(made, lambda: _show(output, directory, identity.address, fund if is_local else ""))
 
 
-def _show(output: Output, directory: Path, address: str) -> None:
+def _show(output: Output, directory: Path, address: str, fund: str) -> None:
     option = "" if directory == DEFAULT_HOME else f" --config {directory}"
     for line in (
         f"Made account {address}; its key is {directory / 'keystore.json'}.",
-        "Next: send it USDC, and ether for gas. Then put USDC into the market, and use it:",
+        f"Next: send it USDC, and ether for gas{fund}. Then put USDC into the market, and use it:",
         f"  splitup deposit 5{option}",
         f"  splitup generate MODEL --prompt TEXT{option}",
     ):

@@ -48,7 +48,7 @@ async def deposit(
 async def withdraw(
     amount: Annotated[
         str | None,
-        typer.Argument(metavar="[AMOUNT]", help="USDC to take out (default: all of the deposit)."),
+        typer.Argument(metavar="AMOUNT", help="USDC to take out (default: all of the deposit)."),
     ] = None,
     config: ConfigFlag = None,
     *,

@@ -58,13 +58,14 @@ class Patience:
         return text
 
     def _describe(self, found: ModelHolders) -> str:
-        if not found.tasks:
-            return f"the committee does not know model {self._model} yet"
-        return describe_holders(found, f" of {self._model}")
+        return describe_holders(found, self._model)
 
 
-def describe_holders(found: ModelHolders, of_model: str = "") -> str:
+def describe_holders(found: ModelHolders, model: str = "") -> str:
     """Return how far nodes have loaded a model, and what is in the way."""
+    if not found.tasks:
+        return f"the committee does not know {f'model {model}' if model else 'it'} yet"
+    of_model = model and f" of {model}"
     reported = min(found.reported, found.tasks)  # the one member that answers may lie
     if reported == found.tasks:
         waited = "waiting for the chain to list their nodes"

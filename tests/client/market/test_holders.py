@@ -118,3 +118,7 @@ def test_what_is_loaded_is_never_more_than_all() -> None:
     liar = see(held=0, tasks=12, reported=999, loading=1)
     said = describe_holders(liar)
     assert said == "all 12 tasks are loaded; waiting for the chain to list their nodes"
+
+
+def test_a_model_that_the_committee_does_not_know_yet_is_not_called_loaded() -> None:
+    assert describe_holders(see(0, tasks=0)) == "the committee does not know it yet"

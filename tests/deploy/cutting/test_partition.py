@@ -293,7 +293,7 @@ def make_chain() -> Graph:
 def test_the_operation_that_is_too_large_is_named() -> None:
     graph = make_chain()
     labels = {region.root: f"step {i}" for i, region in enumerate(find_regions(graph, {}))}
-    with pytest.raises(InvalidModel, match=r"'step 1' alone needs 768 bytes.*target is 767"):
+    with pytest.raises(InvalidModel, match=r"'step 1' alone needs 768B of memory.*target is 767B"):
         partition(check_graph(graph), labels, 767)
 
 

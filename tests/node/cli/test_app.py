@@ -36,6 +36,7 @@ from splitup.client.joining import check_rpc_url, join_network
 from splitup.config import NetworkConfig
 from splitup.core.errors import ConfigurationError
 from splitup.crypto.keystore import load_identity
+from splitup.devnet.processes import find_program
 from splitup.messages import api
 from splitup.messages.network import Deployment, NetworkDescription
 from splitup.net.http import SignedClient
@@ -87,9 +88,12 @@ async def test_stake_status_unstake_and_withdraw(market: NodeMarket) -> None:
     await market.network.owner.send("usdc", "mint", address, 1_000 * USDC)
     poor = await call("stake", "-c", path)
     assert poor.exit_code == 2
-    assert "send it the missing 111 USDC" in poor.output and "stake --spare 0" in poor.output
+    assert "send it the missing 111 USDC" in poor.output and "splitup fund 0x" in poor.output
+    assert "--spare" not in poor.output, "that would not be enough"
+    await market.network.owner.send("usdc", "mint", address, 100 * USDC)
+    assert "stake --spare 0" in (await call("stake", "-c", path)).output
 
-    await market.network.owner.send("usdc", "mint", address, 111 * USDC)
+    await market.network.owner.send("usdc", "mint", address, 11 * USDC)
     staked = await call_json("stake", "-c", path)  # after an audit
     assert (staked["stake_micro_usdc"], staked["least_stake_micro_usdc"]) == (
         1_111 * USDC,
@@ -140,6 +144,9 @@ async def test_join_makes_a_node_from_a_gateways_url_alone(
     assert alone.exit_code == 2 and "--rpc-url" in alone.output
     assert not (tmp_path / "node").exists(), "the gateway's own RPC endpoint is not told"
 
+    other = ("--data-dir", tmp_path / "other", *options[2:])
+    shown = await call("join", url, *other, "--rpc-url", own_rpc)
+    assert "\n  splitup fund 0x" in shown.output, "its gateway is on this machine"
     made = await call_json("join", url + "/", *options, "--rpc-url", own_rpc)
     assert made["network"] == market.network.deployment.model_dump()
     assert made["stake_micro_usdc"] == 1_212 * USDC
@@ -182,6 +189,8 @@ async def test_users_join_as_nodes_do(market: NodeMarket, tmp_path: Path) -> Non
     assert config.load_user().address == json.loads(made.stdout)["address"]
     again = await call("join", url, *options, app=user_app)
     assert again.exit_code == 2 and "exists already" in again.output
+    shown = await call("join", url, *options[:3], tmp_path / "other", app=user_app)
+    assert "own: splitup fund 0x" in shown.output
     assert config.load_user().address == json.loads(made.stdout)["address"]
 
 
@@ -203,6 +212,13 @@ async def test_members_join_and_print_what_the_owner_needs(
     told = member.account, member.signing_key, member.endpoint
     assert told == (identity.address, identity.signing_key_hex, endpoint)
     assert (config.listen_port, config.rpc_url, config.gateway_urls) == (8700, own_rpc, (url,))
+    process = await asyncio.create_subprocess_exec(
+        *(find_program("splitup-oracle"), "run", "--config", folder / "oracle.toml"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await asyncio.wait_for(process.communicate(), HANG_S)
+    assert process.returncode == 2 and b"have the network's owner appoint it" in said
+    assert b"we are no member\n" in said, "and it has no executions to finish"
 
 
 @pytest.mark.parametrize(

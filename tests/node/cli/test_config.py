@@ -76,6 +76,9 @@ def test_unknown_missing_and_broken_are_told_apart(tmp_path: Path) -> None:
     path.write_text(good + "colour = 3\n")
     with pytest.raises(ConfigurationError, match=r"'colour' in .* is no setting; correct"):
         NodeConfig.load(path)
+    path.write_text(good.replace("vram =", "vramm ="))  # and vram is missing, which helps nobody
+    with pytest.raises(ConfigurationError, match=r"'vramm' in .* is no setting; correct"):
+        NodeConfig.load(path)
     path.write_text(good.replace("vram =", "# vram ="))
     with pytest.raises(ConfigurationError, match=r"'vram' in .* is missing"):
         NodeConfig.load(path)

@@ -146,7 +146,9 @@ def read_gguf(path: Path) -> GgufFile:
     try:
         with path.open("rb") as file:
             if path.stat().st_size < 24:
-                raise InvalidModel(f"GGUF file '{path}' is shorter than its header")
+                raise InvalidModel(
+                    f"GGUF file '{path}' is shorter than its header; fetch or convert it again"
+                )
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data).read()
     except OSError as error:

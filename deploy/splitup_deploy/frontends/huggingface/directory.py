@@ -177,8 +177,9 @@ def parse_config(table: dict[str, Any], context: int | None) -> DecoderConfig:
     """Read a config.json, in its old and new spellings; raises InvalidModel."""
     names = table.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or names[0] not in list(ARCHITECTURES):
+        named = ", ".join(map(str, names)) if isinstance(names, list) else str(names)
         raise InvalidModel(
-            f"architecture {names!r:.80} is not supported; those that are: splitup-deploy families"
+            f"architecture '{named:.80}' is not supported; those that are: splitup-deploy families"
         )
     fields = Fields(table)
     config = ARCHITECTURES[names[0]](fields, context)

@@ -130,6 +130,14 @@ async def test_an_unknown_field_is_named(path: str, body: dict[str, Any]) -> Non
         assert status == 404 and error["code"] == "model_not_found" and error["param"] == "model"
 
 
+async def test_a_base_url_without_v1_is_named() -> None:
+    async with run_server() as url, aiohttp.ClientSession() as http:
+        status, error = await post(http, f"{url}/chat/completions", json={})
+        assert status == 404 and error["message"].endswith("; let the base URL end with /v1")
+        status, error = await post(http, f"{url}/nowhere", json={})
+        assert status == 404 and error["message"] == "POST /nowhere: Not Found"
+
+
 async def test_a_wrong_key_is_refused_before_the_body_is_read(tmp_path: Path) -> None:
     keys = ApiKeys.open(f"sqlite:///{tmp_path / 'keys.sqlite'}")
     keys.create("ann")

@@ -59,3 +59,12 @@ def test_a_server_for_everybody_needs_a_key_and_a_certificate(tmp_path: Path) ->
     flags = ["--host", "0.0.0.0", "--keys", f"sqlite:///{tmp_path / 'keys.sqlite'}"]
     done = CliRunner().invoke(app, ["serve", "model", *flags])
     assert done.exit_code == 2 and "--host 0.0.0.0 is not a loopback address" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["revoke"], "name the key: splitup keys revoke NAME"), (["list", "x"], "list takes no name")],
+)
+def test_keys_say_where_a_name_belongs(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["keys", *arguments])
+    assert done.exit_code == 2 and said in done.output

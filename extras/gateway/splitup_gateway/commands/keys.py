@@ -49,7 +49,7 @@ class Action(StrEnum):
 def command(
     action: Annotated[Action, typer.Argument(help="Create a key, list all, or refuse one.")],
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Name of the key; not secret.")
+        str | None, typer.Argument(metavar="NAME", help="Name of the key; not secret.")
     ] = None,
     budget: Annotated[
         str | None,
@@ -86,7 +86,8 @@ def command(
     from splitup_gateway.api_keys import ApiKeys
 
     if (name is None) != (action is Action.list):
-        raise InvalidInput(f"splitup keys {action}: name one key, and none to list them")
+        named = f"name the key: splitup keys {action} NAME"
+        raise InvalidInput(named if name is None else "splitup keys list takes no name")
     with closing(ApiKeys.open(find_keys_url(keys, config))) as table:
         if action is Action.list:
             found = table.list()

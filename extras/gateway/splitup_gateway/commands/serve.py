@@ -58,7 +58,7 @@ class ListenOptions:
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where Prometheus reads /metrics, such as 127.0.0.1:9464 (default: nowhere).",
+            help="Where Prometheus reads /metrics, such as 127.0.0.1:9467 (default: nowhere).",
         ),
     ] = ""
 
