@@ -60,14 +60,16 @@ async def command(
         if text.manifest.client is not None:
             raise InvalidInput(f"model {model} leaves tasks to this machine; use: splitup generate")
         messages = [] if system is None else [{"role": "system", "content": system}]
-        options = LeaseOptions(most=1, warm=1, steps=_STEPS, verify=verify)
+        # opened by the first message: an execution without steps stays locked to its deadline
+        options = LeaseOptions(most=1, warm=0, steps=_STEPS, verify=verify)
         pool = LeasePool(net, model, options)
-        pool.open()  # while the first message is typed
-        steps = 0
+        pool.open()
+        steps = asked = 0
         try:
             while (line := await _read_line(output)) is not None:
                 messages.append({"role": "user", "content": line})
                 prompt = await text.encode_chat(messages)
+                asked += 1
                 answer, taken = await _answer(output, pool, text, prompt, sampler, max_tokens)
                 messages.append({"role": "assistant", "content": answer})
                 steps += taken
@@ -77,7 +79,7 @@ async def command(
             price = format_usdc(text.manifest.cost_micro_usdc(steps))
             if steps:
                 output.say(f"{steps} steps, {price} and the committee's fee")
-            else:  # nodes settle what has steps
+            elif asked:  # nodes settle what has steps
                 minutes = options.seconds / 60
                 output.say(
                     f"0 steps; what was locked, but for the price of the reserved stake, comes "

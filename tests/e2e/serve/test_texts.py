@@ -66,6 +66,9 @@ def test_a_chat_in_a_terminal_is_that_of_the_api(client: openai.OpenAI, network:
         line if line.endswith("\n") or not line else f"{line}\n" for line in lines
     )
     assert re.search(r"\d+ steps, 0\.\d+ USDC", done.stderr)
+    silent = RUNNER.invoke(app, command, input="\n")
+    assert (silent.exit_code, silent.stdout) == (0, "")
+    assert "USDC" not in silent.stderr, "nothing was locked"
 
 
 def test_models_are_listed_with_their_price(network: Network) -> None:
