@@ -179,7 +179,7 @@ def parse_config(table: dict[str, Any], context: int | None) -> DecoderConfig:
     if not isinstance(names, list) or len(names) != 1 or names[0] not in list(ARCHITECTURES):
         named = ", ".join(map(str, names)) if isinstance(names, list) else str(names)
         raise InvalidModel(
-            f"architecture '{named:.80}' is not supported; those that are: splitup-deploy families"
+            f"architecture {named[:80]!r} is not supported; those that are: splitup-deploy families"
         )
     fields = Fields(table)
     config = ARCHITECTURES[names[0]](fields, context)
