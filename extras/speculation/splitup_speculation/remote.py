@@ -461,7 +461,7 @@ async def generate(
     sampling = TreeSampling(sampler, adjustments, len(prompt))
     request = model.make_request(prompt, max_tokens=max_tokens, sampler=RemoteChoice())
     local = None if drafts is None else RemoteDrafts(drafts, sampling, model.info.vocab, options)
-    speculation = Speculation(local, experience or Experience(), model.info.is_recurrent)
+    speculation = Speculation(local, experience or Experience())
     decoder = speculation.make_decoder(request)
     runner = RemoteTarget(target, model, sampling, options)
     try:

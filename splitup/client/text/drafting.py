@@ -154,8 +154,6 @@ class Speculation:
 
     draft: DraftModel | None = None
     experience: Experience = field(default_factory=Experience)
-    is_recurrent: bool = False  # the target, as ``TextInfo`` says
-    steps_back: int | None = None  # of the target
 
     def make_decoder(self, request: TextRequest) -> SpeculativeDecoder:
         """Return the decoder."""
@@ -165,11 +163,8 @@ class Speculation:
             TargetNgrams(request, known.target_ngrams),
         ]
         if self.draft is not None:
-            sources.append(self.draft.make_source(request, self.experience))
-        may_go_back = not self.is_recurrent and (
-            self.steps_back is None or self.steps_back >= 2 * request.chunk
-        )
-        return SpeculativeDecoder(request, sources, self.experience, may_go_back=may_go_back)
+            sources.append(self.draft.make_source(request, known))
+        return SpeculativeDecoder(request, sources, known)
 
     def start(self, decoder: Decoder) -> Drafting | None:
         """Return what computes a decoder's drafts; None without a draft model, or for another."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -12,11 +13,11 @@ _STEP_MEMORY: Final = 0.9  # weight of a step's time against that of the next on
 _PRIOR_SLOPE: Final = 1 / 200  # a row takes this part of the mean step, until it is measured
 _SLOPE_WEIGHT: Final = 200.0  # rows squared, by which the slope before any measurement counts
 _LEAST_S: Final = 1e-6
-_LEAST_GAIN: Final = 1.05  # times the tokens per second of steps without drafts
-_TRIAL_ROUNDS: Final = 8  # over which either is measured
-_FEW_ROUNDS: Final = 2  # without drafts, where they should pay by what steps of each model take
-_FIRST_PAUSE: Final = 64  # tokens without drafts before the next trial
-_PAUSE_GROWTH: Final = 4
+_FIRST_PLAIN: Final = 1.9  # rounds without drafts, to compare with
+_PLAIN_KEPT: Final = 0.9
+_TOKENS_KEPT: Final = 1 - 1 / 256
+_CONFIDENCE: Final = 1.0
+_PRIOR_SPREAD: Final = 1.0
 _OUTLIER: Final = 4.0  # times the mean, such as a node that was replaced
 
 
@@ -77,47 +78,51 @@ class StepTimes:
 
 
 class Pace:
-    """Whether drafts pay: tokens per second with them, against those of steps of one row."""
+    """Whether drafts pay, by what this pair and its nodes did so far.
 
-    def __init__(
-        self,
-        *,
-        trial_rounds: int = _TRIAL_ROUNDS,
-        first_pause: int = _FIRST_PAUSE,
-        pause_growth: int = _PAUSE_GROWTH,
-    ) -> None:
-        """Take over how many rounds drafts are measured, and after how many tokens again."""
-        self._trial_rounds, self._first_pause, self._growth = (
-            trial_rounds,
-            first_pause,
-            pause_growth,
-        )
-        self._plain_s: float | None = None  # per token, without drafts
-        self._rounds, self._tokens, self._seconds = 0, 0, 0.0
-        self._pause, self._next_pause = 0, first_pause
+    A round with drafts that gives n tokens in s seconds saves n * p - s seconds, where a token
+    without drafts takes p. Drafts are used while the mean of that may be above 0: while its upper
+    confidence bound is. Observations fade with the tokens that follow, so that the bound of drafts
+    that are not used rises again, the later the more they lost.
+    """
 
-    @property
-    def is_paused(self) -> bool:
-        """Return whether to do without drafts for now."""
-        return self._pause > 0
+    def __init__(self) -> None:
+        self._plain = 0.0, 0.0, 0.0  # rounds without drafts; sums of seconds, and of their squares
+        # rounds with drafts; sums of tokens, seconds, tokens squared, the product, seconds squared
+        self._drafted = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        self.is_paused = True  # whether to do without drafts for now
 
-    def learn(self, tokens: int, seconds: float, *, is_doubtful: bool) -> None:
-        """Note a round; first come some without drafts, more if these are ``is_doubtful``."""
-        if self._pause:
-            self._pause = max(self._pause - tokens, 0)
-            known_s = seconds if self._plain_s is None else self._plain_s
-            self._plain_s = known_s + (seconds / tokens - known_s) / 4
-            return
-        if self._plain_s is None:
-            self._pause = _TRIAL_ROUNDS if is_doubtful else _FEW_ROUNDS
-            return
-        self._rounds += 1
-        self._tokens += tokens
-        self._seconds += seconds
-        if self._rounds < self._trial_rounds:
-            return
-        if self._tokens * self._plain_s < _LEAST_GAIN * self._seconds:
-            self._pause, self._next_pause = self._next_pause, self._growth * self._next_pause
+    def learn(self, tokens: int, seconds: float) -> None:
+        """Note a round, which was one without drafts if these were paused."""
+        kept = _TOKENS_KEPT**tokens
+        if self.is_paused:
+            each = seconds / tokens
+            self._plain = _add(self._plain, _PLAIN_KEPT, (1.0, each, each**2))
+            self._drafted = _add(self._drafted, kept)
         else:
-            self._next_pause = self._first_pause
-        self._rounds, self._tokens, self._seconds = 0, 0, 0.0
+            values = 1.0, tokens, seconds, tokens**2, tokens * seconds, seconds**2
+            self._drafted = _add(self._drafted, kept, values)
+        self.is_paused = self._plain[0] < _FIRST_PLAIN or self._bound_saving() < 0
+
+    def _bound_saving(self) -> float:
+        """Return the upper confidence bound of the seconds that a round with drafts saves."""
+        count, tokens, seconds, tokens_2, both, seconds_2 = self._drafted
+        if count < 1:
+            return math.inf
+        plain, plain_s, plain_s2 = self._plain
+        mean_s = plain_s / plain
+        token_s = min(mean_s, seconds / count)  # a round without drafts takes no longer
+        saved = (token_s * tokens - seconds) / count
+        squares = token_s**2 * (tokens_2 + _PRIOR_SPREAD) - 2 * token_s * both + seconds_2
+        spread = max(squares / count - saved**2, 0.0)
+        plain_spread = max(plain_s2 / plain - mean_s**2, 0.0)
+        error = spread / count + (tokens / count) ** 2 * plain_spread / plain
+        return saved + _CONFIDENCE * math.sqrt(error)
+
+
+def _add(
+    sums: tuple[float, ...], kept: float, values: Sequence[float] | None = None
+) -> tuple[float, ...]:
+    """Return sums of which a part is kept, and to which values are added."""
+    added = values or (0.0,) * len(sums)
+    return tuple(kept * total + value for total, value in zip(sums, added, strict=True))
