@@ -145,7 +145,8 @@ class SpeculativeDecoder(Decoder):
             tokens += self._accept(self.request.sampler.choose(found, self._root.position))
         if tokens:
             if self._last_s is not None:
-                self._known.pace.learn(len(tokens), now_s - self._last_s)
+                step_s = self._known.steps.compute_s(1)
+                self._known.pace.learn(len(tokens), now_s - self._last_s, step_s)
             self._last_s = now_s
         return tokens
 
@@ -266,8 +267,10 @@ class SpeculativeDecoder(Decoder):
                 self._pending = None if self._draft is None else source
 
     def _list_next(self, source: DraftSource) -> list[TreeNode]:
-        """Return the nodes behind which the source should draft next, for the most reach in time."""
-        unseen = list(itertools.islice(_find_unseen(self._frontier.places, source), _DRAFTED_AT_ONCE))
+        """Return the nodes behind which the source should draft next: the most reach in time."""
+        unseen = list(
+            itertools.islice(_find_unseen(self._frontier.places, source), _DRAFTED_AT_ONCE)
+        )
         chosen = choose_rows(unseen, len(unseen), *self._known.drafts.line)
         return [node for _, _, node in unseen[: chosen.rows]]
 

@@ -6,19 +6,22 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 RANKS: Final = 8  # drafts of one source behind one token
 _PRIOR_WEIGHT: Final = 20.0  # as many observations as the prior counts for
 _MEMORY: Final = 2_000.0  # observations that count; older ones fade
-_STEP_MEMORY: Final = 0.9  # weight of a step's time against that of the next one
-_PRIOR_SLOPE: Final = 1 / 200  # a row takes this part of the mean step, until it is measured
-_SLOPE_WEIGHT: Final = 200.0  # rows squared, by which the slope before any measurement counts
+_STEP_MEMORY: Final = 0.97  # weight of a step's time against that of the next one
+_PRIOR_SLOPE: Final = 1 / 32  # a row takes this part of the mean step, until it is measured
+_SLOPE_WEIGHT: Final = 10.0  # rows squared, by which the slope before any measurement counts
 _LEAST_S: Final = 1e-6
-_FIRST_PLAIN: Final = 1.9  # rounds without drafts, to compare with
-_PLAIN_KEPT: Final = 0.9
-_TOKENS_KEPT: Final = 1 - 1 / 256
-_CONFIDENCE: Final = 1.0
-_PRIOR_SPREAD: Final = 1.0
 _OUTLIER: Final = 4.0  # times the mean, such as a node that was replaced
+_FIRST_PLAIN: Final = 2  # rounds without drafts, to compare with
+_PLAIN_MEMORY: Final = 0.9  # weight of a round without drafts against that of the next one
+_TOKEN_MEMORY: Final = 1 - 1 / 512  # the same of a round with drafts, by tokens that follow
+_CONFIDENCE: Final = 1.5  # standard errors to the upper bound
+_PRIOR_SPREAD: Final = 0.5  # tokens squared, of a round, before any is known
+_SPREAD_WEIGHT: Final = 8.0  # as many rounds as that counts for
 
 
 class DraftRate:
@@ -81,48 +84,39 @@ class Pace:
     """Whether drafts pay, by what this pair and its nodes did so far.
 
     A round with drafts that gives n tokens in s seconds saves n * p - s seconds, where a token
-    without drafts takes p. Drafts are used while the mean of that may be above 0: while its upper
-    confidence bound is. Observations fade with the tokens that follow, so that the bound of drafts
-    that are not used rises again, the later the more they lost.
+    without drafts takes p. Drafts are used as long as the upper confidence bound of the mean is
+    above 0. Observations fade with the tokens that follow, so the bound of drafts that are not used
+    rises again, the later the more they lost.
     """
 
     def __init__(self) -> None:
-        self._plain = 0.0, 0.0, 0.0  # rounds without drafts; sums of seconds, and of their squares
-        # rounds with drafts; sums of tokens, seconds, tokens squared, the product, seconds squared
-        self._drafted = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-        self.is_paused = True  # whether to do without drafts for now
+        self.is_paused = False  # whether to do without drafts for now
+        self._plain_rounds = 0
+        self._plain = np.zeros(2)  # without drafts: sums of tokens and seconds
+        self._drafted = np.zeros(6)  # of ones, tokens, seconds, and their products two by two
 
-    def learn(self, tokens: int, seconds: float) -> None:
-        """Note a round, which was one without drafts if these were paused."""
-        kept = _TOKENS_KEPT**tokens
+    def learn(self, tokens: int, seconds: float, step_s: float) -> None:
+        """Note a round, without drafts if these were paused; a step of one row takes ``step_s``.
+
+        That is by the line over rows, which also steps with drafts tell.
+        """
+        self._drafted *= _TOKEN_MEMORY**tokens
         if self.is_paused:
-            each = seconds / tokens
-            self._plain = _add(self._plain, _PLAIN_KEPT, (1.0, each, each**2))
-            self._drafted = _add(self._drafted, kept)
+            self._plain_rounds += 1
+            self._plain = self._plain * _PLAIN_MEMORY + (tokens, seconds)
         else:
-            values = 1.0, tokens, seconds, tokens**2, tokens * seconds, seconds**2
-            self._drafted = _add(self._drafted, kept, values)
-        self.is_paused = self._plain[0] < _FIRST_PLAIN or self._bound_saving() < 0
+            products = tokens**2, tokens * seconds, seconds**2
+            self._drafted += (1.0, tokens, seconds, *products)
+        self.is_paused = self._plain_rounds < _FIRST_PLAIN or self._bound_saving(step_s) < 0
 
-    def _bound_saving(self) -> float:
+    def _bound_saving(self, step_s: float) -> float:
         """Return the upper confidence bound of the seconds that a round with drafts saves."""
-        count, tokens, seconds, tokens_2, both, seconds_2 = self._drafted
-        if count < 1:
+        count, tokens, seconds, squares, products, squares_s = self._drafted
+        if not count:
             return math.inf
-        plain, plain_s, plain_s2 = self._plain
-        mean_s = plain_s / plain
-        token_s = min(mean_s, seconds / count)  # a round without drafts takes no longer
-        saved = (token_s * tokens - seconds) / count
-        squares = token_s**2 * (tokens_2 + _PRIOR_SPREAD) - 2 * token_s * both + seconds_2
-        spread = max(squares / count - saved**2, 0.0)
-        plain_spread = max(plain_s2 / plain - mean_s**2, 0.0)
-        error = spread / count + (tokens / count) ** 2 * plain_spread / plain
-        return saved + _CONFIDENCE * math.sqrt(error)
-
-
-def _add(
-    sums: tuple[float, ...], kept: float, values: Sequence[float] | None = None
-) -> tuple[float, ...]:
-    """Return sums of which a part is kept, and to which values are added."""
-    added = values or (0.0,) * len(sums)
-    return tuple(kept * total + value for total, value in zip(sums, added, strict=True))
+        token_s = min(self._plain[1] / self._plain[0], step_s)
+        saved_s = (token_s * tokens - seconds) / count
+        spread = token_s**2 * squares - 2 * token_s * products + squares_s - count * saved_s**2
+        spread += _SPREAD_WEIGHT * _PRIOR_SPREAD * token_s**2
+        error = max(spread, 0.0) / (count + _SPREAD_WEIGHT) / count
+        return float(saved_s + _CONFIDENCE * math.sqrt(error))

@@ -142,8 +142,8 @@ class Frontier:
     ) -> float:
         """Return the tokens that drafts to come add to a step, less what their rows are worth.
 
-        They are guessed to have these ``chances`` behind each ``awaited`` node; the children that it
-        has are the first of them. A row costs the ``price``.
+        They are guessed to have these ``chances`` behind each ``awaited`` node, whose children are
+        the first of them. A row costs the ``price``.
         """
         tokens = 0.0
         for node in awaited:
