@@ -47,9 +47,6 @@ class Pair:
 class Always(Pace):
     """Never does without drafts."""
 
-    def __init__(self) -> None:
-        self.is_paused = False
-
     def learn(self, tokens: int, seconds: float, step_s: float) -> None:
         pass
 
