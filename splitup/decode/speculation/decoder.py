@@ -227,11 +227,10 @@ class SpeculativeDecoder(Decoder):
         return step
 
     def _learn_times(self, sent: _Sent, now_s: float) -> None:
-        known = self._known
-        is_round = self._root in sent.nodes
+        """Note a step's time; a prompt's where nothing is known, unless its parts were queued."""
         is_prompt = self._root.position < len(self.request.prompt)
-        if is_round and not (is_prompt and known.steps.is_known):
-            known.steps.learn(sent.rows, now_s - sent.sent_s)
+        if sent.nodes and (not is_prompt or (self._steps == 1 and not self._known.steps.is_known)):
+            self._known.steps.learn(sent.rows, now_s - sent.sent_s)
 
     # ---- drafts --------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 RANKS: Final = 8  # drafts of one source behind one token
-_PRIOR_WEIGHT: Final = 20.0  # as many observations as the prior counts for
+_PRIOR_WEIGHT: Final = 10.0  # as many observations as the prior counts for
 _MEMORY: Final = 2_000.0  # observations that count; older ones fade
 _STEP_MEMORY: Final = 0.97  # weight of a step's time against that of the next one
 _PRIOR_SLOPE: Final = 1 / 32  # a row takes this part of the mean step, until it is measured
@@ -49,7 +49,7 @@ class StepTimes:
     def __init__(self) -> None:
         # weighted sums: of ones, rows, seconds, rows squared, rows times seconds
         self._sums = 0.0, 0.0, 0.0, 0.0, 0.0
-        self.line = 1.0, 0.0  # seconds of no row, and of each; a constant until a step is measured
+        self.line = 1.0, _PRIOR_SLOPE  # seconds of no row, and of each, until a step is measured
 
     @property
     def is_known(self) -> bool:
