@@ -240,8 +240,8 @@ def test_drafts_that_never_come_true_are_given_up() -> None:
     )
     run.finish()
     plain = sum(len(step.tokens) == 1 for step in run.steps)
-    assert plain >= 240 - 3 * 9
-    assert run.now_s < 240 * ROUND_TRIP_S * 1.05
+    assert plain > 200
+    assert run.now_s < 240 * ROUND_TRIP_S * 1.01
 
 
 def test_a_draft_that_does_not_come_is_not_waited_for() -> None:
