@@ -37,7 +37,6 @@ from splitup.graph.manifest import (
 )
 
 _CLOSE_S: Final = 1.0
-_PATIENCE_S: Final = 0.1  # with a draft, before the decoder is asked again
 
 _log = logging.getLogger("splitup.client.text.drafting")
 
@@ -192,7 +191,7 @@ class Drafting:
         if self._task is None:
             return False
         awaited = [self._task, *([] if result is None else [result])]
-        patience_s = _PATIENCE_S if result is None else None
+        patience_s = self._decoder.patience_s if result is None else None
         await asyncio.wait(awaited, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         if not self._task.done():
             return result is None

@@ -85,7 +85,9 @@ class SpeculativeDecoder(Decoder):
     """Generates what ``SequentialDecoder`` generates, in fewer steps.
 
     ``next_draft`` returns what the draft model should compute, if there is one, ``receive_draft``
-    takes the result. No step starts before the last one's start. Times are ``clock``'s.
+    takes the result. If no step is on its way and ``next_step`` returns none, it waits for drafts,
+    and should be asked again after ``patience_s`` seconds if none come. No step starts before the
+    last one's start. Times are ``clock``'s.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class SpeculativeDecoder(Decoder):
         self._in_flight: dict[int, _Sent] = {}
         self._steps = 0
         self._last_s: float | None = None  # when the last tokens came
+        self.patience_s = 0.0
         self._pending: DraftSource | None = None  # whose step is computed, or waits for that
         self._draft: Question | None = None  # what it is asked
         self._draft_begun_s: float | None = None
@@ -194,6 +197,7 @@ class SpeculativeDecoder(Decoder):
                 price = max(price, -places[limit - 1][0])
             later = self._frontier.expect(awaited, self._pending.typical, price)
             if later > now.tokens_per_s * wait_s:
+                self.patience_s = max(later / now.tokens_per_s - self._compute_passed_s(), wait_s)
                 return None
         return [node for _, _, node in places[: now.rows]]
 
@@ -290,10 +294,12 @@ class SpeculativeDecoder(Decoder):
         """Return in how many seconds the pending drafts may be expected."""
         assert self._draft is not None
         whole_s = self._known.drafts.compute_s(self._draft.rows)
-        if self._draft_begun_s is None:
-            return whole_s
-        passed_s = self._clock() - self._draft_begun_s
+        passed_s = self._compute_passed_s()
         return whole_s - passed_s if passed_s < whole_s else passed_s  # late: who knows how long
+
+    def _compute_passed_s(self) -> float:
+        """Return for how many seconds the pending drafts have been computed."""
+        return 0.0 if self._draft_begun_s is None else self._clock() - self._draft_begun_s
 
 
 def _find_unseen(places: Sequence[Place], source: object) -> Iterator[Place]:
