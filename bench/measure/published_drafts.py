@@ -31,10 +31,10 @@ from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.ngrams import NgramDrafts
-from splitup.decode.speculation.rates import Pace
 from splitup.decode.speculation.sources import ModelDrafts
 from splitup.decode.speculation.target_ngrams import TargetNgrams
 from splitup.decode.step import Decoder, StepInput, make_arrays
+from tests.decode.pairs import Always
 
 MINUTES: Final = 20
 DRAFT: Final = replace(SHORT, name="smollm2-draft", target_vram="200MB")
@@ -47,7 +47,6 @@ TEMPERATURES: Final = (0.0, 0.8)
 SEED: Final = 7
 ROUND_TRIPS_MS: Final = (0, 80)
 TOKENS: Final = 64
-NEVER: Final = 10**9  # rounds until drafts that lose are paused
 # Seconds of a step, and of each row: SmolLM2's at a context of 1,024 (docs/models.md), and those of
 # a draft of 21 MB (0.5 ms for one row and 4.4 for 16) with the ranking of its logits.
 TARGET_S: Final = 0.013, 0.0034
@@ -151,8 +150,9 @@ def draft_on_a_clock(folder: Path) -> str:
                 Way("sequential"),
                 Way("n-grams", None, Experience()),
                 Way("draft model", draft, Experience()),
-                Way("without pauses", draft, Experience(Pace(trial_rounds=NEVER))),
+                Way("without pauses", draft, unpaused := Experience()),
             )
+            unpaused.pace = Always()
             for way in ways:
                 clock.run(way, make_request(tokenizer, source, WARMING, 0.0, is_chat=True))
             for kind, prompts in PROMPTS.items():

@@ -561,7 +561,7 @@ class Network(Closing):
             await self.check_draft(model, draft)
             local = await self.open_local(draft)
         experience = self._experiences.setdefault((model, draft or ""), Experience())
-        return Speculation(local, experience, info.is_recurrent, info.steps_back)
+        return Speculation(local, experience)
 
     async def check_draft(self, model: str, draft: str) -> None:
         """Raise InvalidInput unless a registered model has the vocabulary of another one."""

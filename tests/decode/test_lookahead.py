@@ -84,7 +84,7 @@ def test_text_that_repeats_takes_fewer_steps(temperature: float) -> None:
 
 
 def test_guesses_that_never_come_true_are_given_up() -> None:
-    """The model remembers too much for any n-gram to come again: two trials in 100 tokens."""
+    """The model remembers too much for any n-gram to come again, and a window costs 5 % a step."""
     request, now_s = make_request([3, 1], Sampler(), 100, vocab=512), 0.0
     decoder = make_lookahead_decoder(request, clock=lambda: now_s)
     model, wide = SequenceModel(request.chunk, memory=8, vocab=512), []
@@ -92,8 +92,8 @@ def test_guesses_that_never_come_true_are_given_up() -> None:
         now_s += 0.09 + 2e-4 * step.rows
         decoder.receive_logits(model.steps, model.run(step))
         wide.append(step.rows >= 1 + 3 * 7)  # with the window
-    lengths = (2, 2, 16, 32, 16, 32)  # after two rounds two without, then trials and pauses
-    assert wide == [number % 2 == 0 for number, length in enumerate(lengths) for _ in range(length)]
+    assert wide[:4] == [True, True, False, False], "it finds out what steps without it take"
+    assert now_s < 1.04 * 100 * (0.09 + 2e-4) and sum(wide[-30:]) < 6
 
 
 def decode_window(request: TextRequest, moves: list[int]) -> list[list[list[int]]]:

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from splitup_speculation.remote import _split
 
-from splitup.client.text.drafting import Speculation
 from splitup.decode.adjusted_sampler import AdjustedSampler, Adjustments
 from splitup.decode.prompt import Blocks, TextRequest
 from splitup.decode.sampler import Sampler, TokenChooser
@@ -101,7 +99,6 @@ class Run:
         *,
         experience: Experience | None = None,
         seed: int | None = None,
-        may_go_back: bool = True,
         fails_after: int = 10**9,
     ) -> None:
         experience = experience or Experience()
@@ -114,9 +111,7 @@ class Run:
             context = request.context if seed is None else max(1, request.context // 2)
             sources.append(make_drafts(draft, request, experience.model, context))
         self.now_s = 0.0
-        self.decoder = SpeculativeDecoder(
-            request, sources, experience, may_go_back=may_go_back, clock=lambda: self.now_s
-        )
+        self.decoder = SpeculativeDecoder(request, sources, experience, clock=lambda: self.now_s)
         self.promised = self.decoder.max_steps
         self.tokens: list[int] = []
         self.steps: list[StepInput] = []
@@ -132,7 +127,6 @@ class Run:
                 delay_s = ROUND_TRIP_S if self._random is None else self._random.random()
                 waiting.append((self.now_s + delay_s, len(self.steps), self.target.run(step)))
                 self.steps.append(step)
-                assert step.kept or _split(step)[0], "target workers need a row before the drafts"
             if draft is None and self.draft is not None:
                 wanted = self.decoder.next_draft()
                 if wanted is not None:
@@ -170,7 +164,6 @@ class Run:
     room=st.integers(0, 50),
     memory=st.integers(1, 3),
     block_shift=st.sampled_from([None, None, 0, 1]),
-    is_recurrent=st.booleans(),
     fails_after=st.sampled_from([0, 3, 10**9]),
 )
 def test_tokens_are_those_of_sequential_decoding(
@@ -188,7 +181,6 @@ def test_tokens_are_those_of_sequential_decoding(
     room: int,
     memory: int,
     block_shift: int | None,
-    is_recurrent: bool,
     fails_after: int,
 ) -> None:
     def make() -> TextRequest:
@@ -213,17 +205,11 @@ def test_tokens_are_those_of_sequential_decoding(
         draft,
         SequenceModel(chunk, memory),
         seed=seed,
-        may_go_back=not is_recurrent,
         fails_after=fails_after,
     )
     assert run.finish() == wanted
-    furthest = 0
-    for step in run.steps:
-        assert step.start >= furthest - 2 * chunk, "within every model's bound"
-        furthest = max(furthest, step.start)
-    if is_recurrent:
-        for before, step in zip([None, *run.steps], run.steps, strict=False):
-            check_path(step, before)
+    for before, step in zip([None, *run.steps], run.steps, strict=False):
+        check_path(step, before)
 
 
 @pytest.mark.parametrize(
@@ -245,26 +231,7 @@ def test_good_drafts_take_fewer_round_trips(
     assert COUNT * ROUND_TRIP_S / run.now_s > least
 
 
-def test_steps_ahead_need_a_model_that_goes_back_by_two_chunks() -> None:
-    """A rejected one is followed by a step that starts earlier."""
-    for steps_back, is_ahead in ((None, True), (8, True), (7, False)):
-        request = make_request([3, 1, 3, 1, 3, 1], Sampler(0.0), chunk=4)
-        decoder = Speculation(steps_back=steps_back).make_decoder(request)
-        assert decoder._may_go_back == is_ahead
-
-
-@pytest.mark.long  # in small: above and below, by the text and its time
-def test_a_step_ahead_continues_one_place_only() -> None:
-    """Three steps in flight, many branches: a node must not lose the nodes between."""
-    for seed in range(6):
-        request = make_request([3, 1], Sampler(0.0 if seed % 2 else 0.8, seed), 60)
-        run = Run(request, Imitation(32, 8, 1.0), SequenceModel(32, 8))
-        wanted, _ = decode(SequentialDecoder(request), SequenceModel(32, 8))
-        assert run.finish() == wanted
-
-
 def test_drafts_that_never_come_true_are_given_up() -> None:
-    """Drafts are tried for 8 rounds, between pauses that grow."""
     experience = Experience()
     experience.steps.learn(1, ROUND_TRIP_S)
     request = make_request([3, 1], Sampler(), 240, vocab=512)
@@ -273,8 +240,8 @@ def test_drafts_that_never_come_true_are_given_up() -> None:
     )
     run.finish()
     plain = sum(len(step.tokens) == 1 for step in run.steps)
-    assert plain >= 240 - 3 * 9
-    assert run.now_s < 240 * ROUND_TRIP_S * 1.05
+    assert plain > 200
+    assert run.now_s < 240 * ROUND_TRIP_S * 1.02
 
 
 def test_a_draft_that_does_not_come_is_not_waited_for() -> None:
@@ -285,25 +252,15 @@ def test_a_draft_that_does_not_come_is_not_waited_for() -> None:
     run = Run(request, Imitation(32, 8), SequenceModel(32, 8), experience=experience)
     assert run.decoder.next_step() is None, "the drafts will be worth their time"
     assert run.decoder.next_draft() is not None
-    run.now_s += 10 * ROUND_TRIP_S
-    assert run.decoder.next_step() is not None
-
-
-def test_drafts_whose_rows_take_too_long_are_given_up() -> None:
-    """As with a mixture of experts: a step without drafts takes a sixth of a step of a tree."""
-    pace = Pace()
-    pace.learn(1, 1.0, is_doubtful=False)
-    while pace.is_paused:  # it finds out what steps without drafts take
-        pace.learn(1, 1.0, is_doubtful=False)
-    for _ in range(8):
-        assert not pace.is_paused
-        pace.learn(3, 6.0, is_doubtful=False)
-    assert pace.is_paused
+    assert DRAFT_S <= run.decoder.patience_s < ROUND_TRIP_S
+    run.now_s += run.decoder.patience_s * 1.01
+    assert run.decoder.next_step() is not None, "it was asked again when it said"
 
 
 def test_drafts_of_a_text_that_went_elsewhere_are_not_those_to_come() -> None:
     experience = Experience()
-    experience.steps.learn(1, ROUND_TRIP_S)
+    for rows in (1, 32):
+        experience.steps.learn(rows, ROUND_TRIP_S)
     experience.drafts.learn(1, DRAFT_S)
     run = Run(
         make_request([3, 1], Sampler(), 40),

@@ -331,19 +331,13 @@ class RemoteTarget:
 
 
 def _split(step: StepInput) -> tuple[int, TokenTree]:
-    """Return how many leading rows of a step are one path, and what is below them.
+    """Return how many leading rows of a step are certain, up to its first wanted row, and the rest.
 
-    The first wanted row is one of them, unless it has siblings: then all of these are drafts behind
-    rows of the step before.
+    The rest is a tree below the last of them.
     """
-    first = step.outputs[0]
-    roots = sum(len(seen) == first + 1 for seen in step.sees[first:])
-    certain = first + 1 if roots == 1 else first
-    parents = []
-    for seen in step.sees[certain:]:
-        above = seen[-2] if len(seen) > 1 else -1
-        parents.append(above - certain if above >= certain else -1)
-    return certain, TokenTree(step.tokens[certain:], tuple(parents))
+    certain = step.outputs[0] + 1
+    parents = tuple(max(seen[-2] - certain, -1) for seen in step.sees[certain:])
+    return certain, TokenTree(step.tokens[certain:], parents)
 
 
 def _place(step: StepInput, accepted: Sequence[int]) -> Array:
@@ -461,7 +455,7 @@ async def generate(
     sampling = TreeSampling(sampler, adjustments, len(prompt))
     request = model.make_request(prompt, max_tokens=max_tokens, sampler=RemoteChoice())
     local = None if drafts is None else RemoteDrafts(drafts, sampling, model.info.vocab, options)
-    speculation = Speculation(local, experience or Experience(), model.info.is_recurrent)
+    speculation = Speculation(local, experience or Experience())
     decoder = speculation.make_decoder(request)
     runner = RemoteTarget(target, model, sampling, options)
     try:

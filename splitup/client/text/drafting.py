@@ -37,7 +37,6 @@ from splitup.graph.manifest import (
 )
 
 _CLOSE_S: Final = 1.0
-_PATIENCE_S: Final = 0.1  # with a draft, before the decoder is asked again
 
 _log = logging.getLogger("splitup.client.text.drafting")
 
@@ -154,8 +153,6 @@ class Speculation:
 
     draft: DraftModel | None = None
     experience: Experience = field(default_factory=Experience)
-    is_recurrent: bool = False  # the target, as ``TextInfo`` says
-    steps_back: int | None = None  # of the target
 
     def make_decoder(self, request: TextRequest) -> SpeculativeDecoder:
         """Return the decoder."""
@@ -165,11 +162,8 @@ class Speculation:
             TargetNgrams(request, known.target_ngrams),
         ]
         if self.draft is not None:
-            sources.append(self.draft.make_source(request, self.experience))
-        may_go_back = not self.is_recurrent and (
-            self.steps_back is None or self.steps_back >= 2 * request.chunk
-        )
-        return SpeculativeDecoder(request, sources, self.experience, may_go_back=may_go_back)
+            sources.append(self.draft.make_source(request, known))
+        return SpeculativeDecoder(request, sources, known)
 
     def start(self, decoder: Decoder) -> Drafting | None:
         """Return what computes a decoder's drafts; None without a draft model, or for another."""
@@ -197,7 +191,7 @@ class Drafting:
         if self._task is None:
             return False
         awaited = [self._task, *([] if result is None else [result])]
-        patience_s = _PATIENCE_S if result is None else None
+        patience_s = self._decoder.patience_s if result is None else None
         await asyncio.wait(awaited, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         if not self._task.done():
             return result is None

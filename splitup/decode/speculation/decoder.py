@@ -7,19 +7,15 @@ chooses it; if the tree has that token, its node is the new root, and so on, unt
 logits. So the tokens are the sequential decoder's, whatever the drafts are, and a source that
 knows the sampler's noise proposes them more often (arXiv 2408.07978).
 
-While a step is on its way the tree grows, and a further step may continue below the likeliest
-place that no step has reached, as if all before it were accepted. If it is, a round trip is saved.
-If not, the next step starts again behind what the cache holds of the certain text; nobody waits.
-
-A text takes no more steps than the sequential decoder's, which is what the client pays for: a step
-ahead of the certain text is sent only where accepted drafts have saved one before.
+While a step is on its way the tree grows. A text takes no more steps than the sequential decoder's,
+which is what the client pays for, because each makes a token certain at least.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,74 +32,43 @@ from splitup.decode.step import Decoder, StepInput, make_tree_step
 
 _DRAFTED_AT_ONCE: Final = 16  # nodes behind which one step of a draft model drafts
 _LEAST_DRAFTED: Final = 0.01  # reach of a node behind which it is worth drafting
-_FEW_DRAFTS: Final = 6  # steps of the draft model in the time of one of the target's
-_LEAST_AHEAD: Final = 0.05  # reach of the first node of a step ahead of the certain text
-_LEAST_PER_TAKEN: Final = 0.5  # the same, by the share of a round in which it keeps nodes busy
-_FIRST_GAP: Final = 0.25  # of a step's time until the nodes can take the next, before it is known
 
 
 class Experience:
     """What is learnt of a target and its drafts; it serves text after text."""
 
-    def __init__(self, pace: Pace | None = None) -> None:
+    def __init__(self) -> None:
         self.model = ModelRates()
         self.ngrams = NgramRates()
         self.target_ngrams = TargetNgramRates()
         self.steps = StepTimes()
         self.drafts = StepTimes()
-        self.pace = pace or Pace()
-        self.gap_s: float | None = None  # between results of steps that were sent together
-
-    def learn_gap(self, sent_s: float, arrived_s: float) -> None:
-        """Note how long after its predecessor a step was sent, and its result arrived."""
-        if self.gap_s is None:
-            self.gap_s = arrived_s
-        elif arrived_s > sent_s:  # it had to wait: this is how long a step takes the nodes
-            self.gap_s += (arrived_s - self.gap_s) / 8
-        else:
-            self.gap_s = min(self.gap_s, arrived_s)
+        self.pace = Pace()
 
 
 class _Cache:
-    """The tokens of the target's cache: those before the last step's start, and its rows."""
+    """The target's cache: certain tokens up to the last step's start, and that step's rows."""
 
-    def __init__(self, held: Sequence[int]) -> None:
-        self._before = list(held)
-        self._tokens: Sequence[int] = ()
+    def __init__(self, held: int) -> None:
+        self._start = held
         self._rows: dict[tuple[int, int], int] = {}  # (row before, token) -> row
-        self._agreed = 0  # tokens before that are the text's, which only grows
 
-    def find(
-        self, text: Sequence[int], length: int, path: Sequence[int] = ()
-    ) -> tuple[int, list[int]]:
-        """Return how many tokens need no feeding, and which rows of the last step to keep.
+    def find(self, text: Sequence[int], length: int) -> tuple[int, list[int]]:
+        """Return how many of the text's first ``length`` tokens need no feeding.
 
-        The tokens are the first ``length`` of the text, and the ``path`` behind them. Rows can be
-        kept only behind all that was valid before the last step.
+        Also return which rows of the last step they keep.
         """
-        agreed, most = self._agreed, min(len(self._before), length)
-        while agreed < most and self._before[agreed] == text[agreed]:
-            agreed += 1
-        self._agreed = agreed
-        held, wanted = self._before[agreed:], [*text[agreed:length], *path]
-        if wanted[: len(held)] != held:
-            pairs = zip(held, wanted, strict=False)
-            return agreed + next((i for i, (a, b) in enumerate(pairs) if a != b), len(wanted)), []
         kept: list[int] = []
-        row = -1
-        for token in wanted[len(held) :]:
-            if (row, token) not in self._rows:
+        for token in text[self._start : length]:
+            row = self._rows.get((kept[-1] if kept else -1, token))
+            if row is None:
                 break
-            row = self._rows[row, token]
             kept.append(row)
-        return agreed + len(held) + len(kept), kept
+        return self._start + len(kept), kept
 
     def feed(self, step: StepInput, parents: Sequence[int]) -> None:
         """Note a step; row i continues row ``parents[i]``."""
-        self._before += [self._tokens[row] for row in step.kept]
-        del self._before[step.start :]
-        self._agreed = min(self._agreed, step.start)
-        self._tokens = step.tokens
+        self._start = step.start
         self._rows = {pair: row for row, pair in enumerate(zip(parents, step.tokens, strict=True))}
 
 
@@ -120,9 +85,9 @@ class SpeculativeDecoder(Decoder):
     """Generates what ``SequentialDecoder`` generates, in fewer steps.
 
     ``next_draft`` returns what the draft model should compute, if there is one, ``receive_draft``
-    takes the result. ``may_go_back``: a step may start before the last one's start, by less than
-    two chunks before the furthest start. A target with recurrent layers cannot take that
-    (``splitup.decode.step.check_path``). Times are ``clock``'s.
+    takes the result. If no step is on its way and ``next_step`` returns none, it waits for drafts,
+    and should be asked again after ``patience_s`` seconds if none come. No step starts before the
+    last one's start. Times are ``clock``'s.
     """
 
     def __init__(
@@ -131,26 +96,25 @@ class SpeculativeDecoder(Decoder):
         sources: Sequence[DraftSource | InstantDrafts],
         experience: Experience,
         *,
-        may_go_back: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(request)
         self._instant = [source for source in sources if isinstance(source, InstantDrafts)]
         self._models = [source for source in sources if not isinstance(source, InstantDrafts)]
         self._known = experience
-        self._may_go_back = may_go_back
         self._clock = clock
         self._text = list(request.prompt)  # prompt and certain tokens
         self._root = TreeNode(self._text[-1], len(self._text) - 1, extended=[])
         self._last_position = len(self._text) + request.max_tokens - 2  # of a token that is fed
         self._remaining = request.max_tokens
         self._left = len(split_prompt(request)) + request.max_tokens - 1  # steps to be paid
-        self._frontier = self._make_frontier()
-        self._cache = _Cache(request.prompt[: request.cached])
+        self._frontier = Frontier(self._root, self._last_position)
+        self._asked: TreeNode | None = None  # the root behind which the last step continues
+        self._cache = _Cache(request.cached)
         self._in_flight: dict[int, _Sent] = {}
         self._steps = 0
-        self._arrival: tuple[float, float] | None = None  # when the last result was sent, and came
         self._last_s: float | None = None  # when the last tokens came
+        self.patience_s = 0.0
         self._pending: DraftSource | None = None  # whose step is computed, or waits for that
         self._draft: Question | None = None  # what it is asked
         self._draft_begun_s: float | None = None
@@ -167,9 +131,9 @@ class SpeculativeDecoder(Decoder):
         if self.finished:
             return None
         if self._frontier.root is not self._root:
-            self._frontier = self._make_frontier()
+            self._frontier = Frontier(self._root, self._last_position)
         self._extend_tree()
-        return self._step_ahead() if self._root.is_sent else self._step_behind_text()
+        return None if self._asked is self._root else self._make_step()
 
     def receive_logits(self, step: int, logits: npt.NDArray[np.float32]) -> list[int]:
         """Take the logits of ``step``, float32 [R, vocab]; return the tokens they make certain."""
@@ -184,10 +148,8 @@ class SpeculativeDecoder(Decoder):
             tokens += self._accept(self.request.sampler.choose(found, self._root.position))
         if tokens:
             if self._last_s is not None:
-                pair = self._known.steps, self._known.drafts
-                step_s, draft_s = (times.compute_s(_DRAFTED_AT_ONCE) for times in pair)
-                is_doubtful = pair[1].is_known and step_s < _FEW_DRAFTS * draft_s
-                self._known.pace.learn(len(tokens), now_s - self._last_s, is_doubtful=is_doubtful)
+                step_s = self._known.steps.compute_s(1)
+                self._known.pace.learn(len(tokens), now_s - self._last_s, step_s)
             self._last_s = now_s
         return tokens
 
@@ -207,7 +169,7 @@ class SpeculativeDecoder(Decoder):
         self._root.parent = None  # the nodes beside it are forgotten
         return [token]
 
-    def _step_behind_text(self) -> StepInput | None:
+    def _make_step(self) -> StepInput | None:
         """Return a step that begins at the root, or None if drafts are worth waiting for."""
         text, request, fed = self._text, self.request, len(self._text) - 1
         start, kept = self._cache.find(text, fed)
@@ -221,57 +183,23 @@ class SpeculativeDecoder(Decoder):
                 placed = source.place_columns(self._root, space - 1)
                 space -= sum(map(len, placed))
                 columns += placed
-        nodes = self._choose(self._frontier.places, self._frontier.reaches, space)
+        nodes = self._choose(space)
         return None if nodes is None else self._send(text[start:fed], start, kept, nodes, columns)
 
-    def _step_ahead(self) -> StepInput | None:
-        """Return a step below the likeliest place that no step has reached, if that pays."""
-        known, spare = self._known, self._left - (self._remaining - 1)
-        round_s = known.steps.compute_s(1)
-        gap_s = _FIRST_GAP * round_s if known.gap_s is None else known.gap_s
-        is_idle = (len(self._in_flight) + 1) * gap_s <= round_s  # the nodes, for long enough
-        if spare < 1 or not is_idle or not self._may_go_back or known.pace.is_paused:
-            return None
-        # the chance to save a round trip, against the time that the step takes the nodes
-        taken = 0.0 if known.gap_s is None else gap_s / round_s
-        least = max(_LEAST_AHEAD, _LEAST_PER_TAKEN * taken)
-        if not (unsent := self._frontier.list_ahead(least)):
-            return None
-        place = unsent[0][2].parent
-        assert place is not None
-        text, path = self._text, place.list_path(self._root) or []
-        start, kept = self._cache.find(text, len(text), path)
-        if start == len(text) + len(path) and not kept:
-            start -= 1  # a target worker needs the row before the drafts to judge them
-        fed = len(text) + len(path) - start
-        limit = min(self.request.chunk, self.request.context - start) - fed
-        among = {place, *(node for _, _, node in unsent)}
-        nodes = self._choose(unsent, among, limit) if limit > 0 else None
-        return None if nodes is None else self._send([*text, *path][start:], start, kept, nodes)
-
-    def _choose(
-        self, unsent: Sequence[Place], among: Container[TreeNode], limit: int
-    ) -> list[TreeNode] | None:
-        """Return which ``unsent`` nodes a step takes, None if drafts are worth waiting for.
-
-        These come behind nodes ``among`` those given.
-        """
-        steps = self._known.steps
-        now = choose_rows(unsent, limit, *steps.line)
+    def _choose(self, limit: int) -> list[TreeNode] | None:
+        """Return the nodes that a step takes, None if drafts are worth waiting for."""
+        steps, places = self._known.steps, self._frontier.places
+        now = choose_rows(places, limit, *steps.line)
         if self._pending is not None and steps.is_known:
             awaited, wait_s = self._expect_drafts()
             price = max(now.tokens_per_s * steps.line[1], LEAST_REACH)
             if now.rows == limit:  # a row more takes the place of the last
-                price = max(price, -unsent[limit - 1][0])
-            later = self._frontier.expect(awaited, among, self._pending.typical, price)
+                price = max(price, -places[limit - 1][0])
+            later = self._frontier.expect(awaited, self._pending.typical, price)
             if later > now.tokens_per_s * wait_s:
+                self.patience_s = max(later / now.tokens_per_s - self._compute_passed_s(), wait_s)
                 return None
-        return [node for _, _, node in unsent[: now.rows]]
-
-    def _make_frontier(self) -> Frontier:
-        # a path that is accepted as a whole has to fit into a step, should it be fed again
-        last = min(self._last_position, self._root.position + self.request.chunk - 1)
-        return Frontier(self._root, last)
+        return [node for _, _, node in places[: now.rows]]
 
     def _send(
         self,
@@ -291,26 +219,22 @@ class SpeculativeDecoder(Decoder):
             parents.append(rows.get(node.parent, behind))
             rows[node] = len(tokens)
             tokens.append(node.token)
-            node.is_sent = True
         read = (*nodes, *(column[-1] for column in columns))
         step = make_tree_step(
             tokens, parents, start, [rows[each] for each in read] or [behind], kept
         )
         self._cache.feed(step, parents)
+        self._asked = nodes[0] if nodes else None
         self._in_flight[self._steps] = _Sent(read, len(tokens), self._clock())
         self._steps += 1
         self._left -= 1
         return step
 
     def _learn_times(self, sent: _Sent, now_s: float) -> None:
-        known = self._known
-        is_round = self._root in sent.nodes
+        """Note a step's time; a prompt's where nothing is known, unless its parts were queued."""
         is_prompt = self._root.position < len(self.request.prompt)
-        if is_round and not (is_prompt and known.steps.is_known):
-            known.steps.learn(sent.rows, now_s - sent.sent_s)
-        if self._arrival is not None and self._arrival[1] > sent.sent_s:  # both were on their way
-            known.learn_gap(sent.sent_s - self._arrival[0], now_s - self._arrival[1])
-        self._arrival = sent.sent_s, now_s
+        if sent.nodes and (not is_prompt or (self._steps == 1 and not self._known.steps.is_known)):
+            self._known.steps.learn(sent.rows, now_s - sent.sent_s)
 
     # ---- drafts --------------------------------------------------------------------------------
 
@@ -338,15 +262,20 @@ class SpeculativeDecoder(Decoder):
         is_paused = self._known.pace.is_paused
         while new := self._frontier.take_drafts():
             for instant in () if is_paused else self._instant:
-                instant.draft(self._text, self._root, list(_find_unseen(sorted(new), instant)))
+                unseen = _find_unseen(sorted(new), instant)
+                instant.draft(self._text, self._root, [node for _, _, node in unseen])
         for source in () if is_paused else self._models:
             if self._pending is None and (nodes := self._list_next(source)):
                 self._draft = source.begin(self._text, self._root, nodes)
                 self._pending = None if self._draft is None else source
 
     def _list_next(self, source: DraftSource) -> list[TreeNode]:
-        """Return the nodes behind which the source should draft next."""
-        return list(itertools.islice(_find_unseen(self._frontier.places, source), _DRAFTED_AT_ONCE))
+        """Return the nodes behind which the source should draft next: the most reach in time."""
+        unseen = list(
+            itertools.islice(_find_unseen(self._frontier.places, source), _DRAFTED_AT_ONCE)
+        )
+        chosen = choose_rows(unseen, len(unseen), *self._known.drafts.line)
+        return [node for _, _, node in unseen[: chosen.rows]]
 
     def _expect_drafts(self) -> tuple[Collection[TreeNode], float]:
         """Return the nodes whose drafts come next, and in how many seconds.
@@ -365,16 +294,18 @@ class SpeculativeDecoder(Decoder):
         """Return in how many seconds the pending drafts may be expected."""
         assert self._draft is not None
         whole_s = self._known.drafts.compute_s(self._draft.rows)
-        if self._draft_begun_s is None:
-            return whole_s
-        passed_s = self._clock() - self._draft_begun_s
+        passed_s = self._compute_passed_s()
         return whole_s - passed_s if passed_s < whole_s else passed_s  # late: who knows how long
 
+    def _compute_passed_s(self) -> float:
+        """Return for how many seconds the pending drafts have been computed."""
+        return 0.0 if self._draft_begun_s is None else self._clock() - self._draft_begun_s
 
-def _find_unseen(places: Sequence[Place], source: object) -> Iterator[TreeNode]:
-    """Yield the nodes, likely ones, that the source has not seen; ``places`` are sorted."""
-    for negative, _, node in places:
-        if -negative < _LEAST_DRAFTED:
+
+def _find_unseen(places: Sequence[Place], source: object) -> Iterator[Place]:
+    """Yield the places, likely ones, that the source has not seen; ``places`` are sorted."""
+    for place in places:
+        if -place[0] < _LEAST_DRAFTED:
             return
-        if source not in node.seen_by:
-            yield node
+        if source not in place[2].seen_by:
+            yield place

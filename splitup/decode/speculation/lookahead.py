@@ -24,17 +24,13 @@ from splitup.core.errors import InvalidInput
 from splitup.decode.prompt import TextRequest
 from splitup.decode.speculation.decoder import Experience, SpeculativeDecoder
 from splitup.decode.speculation.ngrams import Followers, InstantDrafts
-from splitup.decode.speculation.rates import DraftRate, Pace
+from splitup.decode.speculation.rates import DraftRate
 from splitup.decode.speculation.tree import TreeNode
 
 # by tokens that agree, from one on: the chance of the newest follower, and of each older one as a
 # part of that before it. Of the example model's tokens, greedy and at T = 0.8, 52, 74 and 78 % were
 # the newest, and 6, 2 and 2 % the next; most of these texts repeat themselves, others do it less.
 _PRIORS: Final = ((0.3, 0.4), (0.5, 0.2), (0.7, 0.1))
-# The window learns the text's n-grams only with time, and a text may be short.
-_TRIAL_ROUNDS: Final = 16
-_FIRST_PAUSE: Final = 32
-_PAUSE_GROWTH: Final = 2
 _MOST_NGRAMS: Final = 4_096  # of a length; the oldest make room
 
 
@@ -160,5 +156,4 @@ def make_lookahead_decoder(
 ) -> SpeculativeDecoder:
     """Return a decoder with this source alone, which sends one step at a time."""
     drafts = LookaheadDrafts(request, options or LookaheadOptions())
-    pace = Pace(trial_rounds=_TRIAL_ROUNDS, first_pause=_FIRST_PAUSE, pause_growth=_PAUSE_GROWTH)
-    return SpeculativeDecoder(request, [drafts], Experience(pace), may_go_back=False, clock=clock)
+    return SpeculativeDecoder(request, [drafts], Experience(), clock=clock)

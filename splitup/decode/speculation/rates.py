@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 RANKS: Final = 8  # drafts of one source behind one token
-_PRIOR_WEIGHT: Final = 20.0  # as many observations as the prior counts for
+_PRIOR_WEIGHT: Final = 10.0  # as many observations as the prior counts for
 _MEMORY: Final = 2_000.0  # observations that count; older ones fade
-_STEP_MEMORY: Final = 0.9  # weight of a step's time against that of the next one
-_PRIOR_SLOPE: Final = 1 / 200  # a row takes this part of the mean step, until it is measured
-_SLOPE_WEIGHT: Final = 200.0  # rows squared, by which the slope before any measurement counts
+_STEP_MEMORY: Final = 0.97  # weight of a step's time against that of the next one
+_PRIOR_SLOPE: Final = 1 / 32  # a row takes this part of the mean step, until it is measured
+_SLOPE_WEIGHT: Final = 10.0  # rows squared, by which the slope before any measurement counts
 _LEAST_S: Final = 1e-6
-_LEAST_GAIN: Final = 1.05  # times the tokens per second of steps without drafts
-_TRIAL_ROUNDS: Final = 8  # over which either is measured
-_FEW_ROUNDS: Final = 2  # without drafts, where they should pay by what steps of each model take
-_FIRST_PAUSE: Final = 64  # tokens without drafts before the next trial
-_PAUSE_GROWTH: Final = 4
 _OUTLIER: Final = 4.0  # times the mean, such as a node that was replaced
+_FIRST_PLAIN: Final = 2  # rounds without drafts, to compare with
+_PLAIN_MEMORY: Final = 0.9  # weight of a round without drafts against that of the next one
+_TOKEN_MEMORY: Final = 1 - 1 / 512  # the same of a round with drafts, by tokens that follow
+_CONFIDENCE: Final = 1.5  # standard errors to the upper bound
+_PRIOR_SPREAD: Final = 0.5  # tokens squared, of a round, before any is known
+_SPREAD_WEIGHT: Final = 8.0  # as many rounds as that counts for
 
 
 class DraftRate:
@@ -45,7 +49,7 @@ class StepTimes:
     def __init__(self) -> None:
         # weighted sums: of ones, rows, seconds, rows squared, rows times seconds
         self._sums = 0.0, 0.0, 0.0, 0.0, 0.0
-        self.line = 1.0, 0.0  # seconds of no row, and of each; a constant until a step is measured
+        self.line = 1.0, _PRIOR_SLOPE  # seconds of no row, and of each, until a step is measured
 
     @property
     def is_known(self) -> bool:
@@ -77,47 +81,42 @@ class StepTimes:
 
 
 class Pace:
-    """Whether drafts pay: tokens per second with them, against those of steps of one row."""
+    """Whether drafts pay, by what this pair and its nodes did so far.
 
-    def __init__(
-        self,
-        *,
-        trial_rounds: int = _TRIAL_ROUNDS,
-        first_pause: int = _FIRST_PAUSE,
-        pause_growth: int = _PAUSE_GROWTH,
-    ) -> None:
-        """Take over how many rounds drafts are measured, and after how many tokens again."""
-        self._trial_rounds, self._first_pause, self._growth = (
-            trial_rounds,
-            first_pause,
-            pause_growth,
-        )
-        self._plain_s: float | None = None  # per token, without drafts
-        self._rounds, self._tokens, self._seconds = 0, 0, 0.0
-        self._pause, self._next_pause = 0, first_pause
+    A round with drafts that gives n tokens in s seconds saves n * p - s seconds, where a token
+    without drafts takes p. Drafts are used as long as the upper confidence bound of the mean is
+    above 0. Observations fade with the tokens that follow, so the bound of drafts that are not used
+    rises again, the later the more they lost.
+    """
 
-    @property
-    def is_paused(self) -> bool:
-        """Return whether to do without drafts for now."""
-        return self._pause > 0
+    def __init__(self) -> None:
+        self.is_paused = False  # whether to do without drafts for now
+        self._plain_rounds = 0
+        self._plain = np.zeros(2)  # without drafts: sums of tokens and seconds
+        self._drafted = np.zeros(6)  # of ones, tokens, seconds, and their products two by two
 
-    def learn(self, tokens: int, seconds: float, *, is_doubtful: bool) -> None:
-        """Note a round; first come some without drafts, more if these are ``is_doubtful``."""
-        if self._pause:
-            self._pause = max(self._pause - tokens, 0)
-            known_s = seconds if self._plain_s is None else self._plain_s
-            self._plain_s = known_s + (seconds / tokens - known_s) / 4
-            return
-        if self._plain_s is None:
-            self._pause = _TRIAL_ROUNDS if is_doubtful else _FEW_ROUNDS
-            return
-        self._rounds += 1
-        self._tokens += tokens
-        self._seconds += seconds
-        if self._rounds < self._trial_rounds:
-            return
-        if self._tokens * self._plain_s < _LEAST_GAIN * self._seconds:
-            self._pause, self._next_pause = self._next_pause, self._growth * self._next_pause
+    def learn(self, tokens: int, seconds: float, step_s: float) -> None:
+        """Note a round, without drafts if these were paused; a step of one row takes ``step_s``.
+
+        That is by the line over rows, which also steps with drafts tell.
+        """
+        self._drafted *= _TOKEN_MEMORY**tokens
+        if self.is_paused:
+            self._plain_rounds += 1
+            self._plain = self._plain * _PLAIN_MEMORY + (tokens, seconds)
         else:
-            self._next_pause = self._first_pause
-        self._rounds, self._tokens, self._seconds = 0, 0, 0.0
+            products = tokens**2, tokens * seconds, seconds**2
+            self._drafted += (1.0, tokens, seconds, *products)
+        self.is_paused = self._plain_rounds < _FIRST_PLAIN or self._bound_saving(step_s) < 0
+
+    def _bound_saving(self, step_s: float) -> float:
+        """Return the upper confidence bound of the seconds that a round with drafts saves."""
+        count, tokens, seconds, squares, products, squares_s = self._drafted
+        if not count:
+            return math.inf
+        token_s = min(self._plain[1] / self._plain[0], step_s)
+        saved_s = (token_s * tokens - seconds) / count
+        spread = token_s**2 * squares - 2 * token_s * products + squares_s - count * saved_s**2
+        spread += _SPREAD_WEIGHT * _PRIOR_SPREAD * token_s**2
+        error = max(spread, 0.0) / (count + _SPREAD_WEIGHT) / count
+        return float(saved_s + _CONFIDENCE * math.sqrt(error))

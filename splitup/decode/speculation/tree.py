@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,7 +35,6 @@ class TreeNode:
     children: dict[int, TreeNode] = field(default_factory=dict)  # by token
     drafts: list[tuple[DraftRate, tuple[int, ...]]] = field(default_factory=list)  # of each source
     seen_by: list[object] = field(default_factory=list)  # the sources that have drafted here
-    is_sent: bool = False  # it is in a step whose logits are here or will come
     logits: npt.NDArray[np.float32] | None = None  # the target's
     extended: list[TreeNode] | None = None  # nodes of its tree with new drafts, for a Frontier
 
@@ -135,39 +134,22 @@ class Frontier:
             places.sort()
         return new
 
-    def list_ahead(self, least: float) -> list[Place]:
-        """Return the unsent nodes below the likeliest place that steps have reached.
-
-        Nothing unless the first of them has at ``least`` this reach.
-        """
-        unsent = (each for each in self.places if not each[2].is_sent)
-        first = next(unsent, None)
-        if first is None or -first[0] < least:
-            return []
-        found, together = [first], {first[2].parent, first[2]}
-        for each in unsent:
-            if each[2].parent in together:
-                together.add(each[2])
-                found.append(each)
-        return found
-
     def expect(
         self,
         awaited: Iterable[TreeNode],
-        among: Container[TreeNode],
         chances: Sequence[float],
         price: float,
     ) -> float:
         """Return the tokens that drafts to come add to a step, less what their rows are worth.
 
-        They are guessed to have these ``chances`` behind each ``awaited`` node that is ``among``
-        the step's; the children that it has are the first of them. A row costs the ``price``.
+        They are guessed to have these ``chances`` behind each ``awaited`` node, whose children are
+        the first of them. A row costs the ``price``.
         """
         tokens = 0.0
         for node in awaited:
-            if node not in among or node.position >= self._last_position:
+            reach = self.reaches.get(node)
+            if reach is None or node.position >= self._last_position:
                 continue
-            reach = self.reaches[node]
             for chance in chances[len(node.children) :]:
                 if reach * chance <= price:
                     break
