@@ -192,6 +192,7 @@ ROWS: Final = {
     "S113": "executions left open, about each of which a node asks the chain all the time",
     "S114": "a member that lists tasks which do not exist, so that nodes load no new model",
     "S115": "a member's attestations about what no draw asks, which fill the others' memory",
+    "S116": "a member's long answers, and those that come too soon, which stop nodes and clients",
     "S120": "a device's large messages, for whose decoding all others wait",
     "S121": "arguments of thousands of calls, which stop a server and fill its memory",
     "S122": "an API key's large requests, which fill a server's memory while they wait",

@@ -430,6 +430,30 @@ MUTANTS: Final = (
         "test_s112_a_result_has_no_more_digests_than_a_task_has_ports",
     ),
     Mutant(
+        "length of a notice",
+        "node/splitup_node/committee/committee_client.py",
+        "max_bytes=limits.DUE_NOTICE_BYTES + len(own) * limits.HELD_BYTES,",
+        "max_bytes=limits.MAX_ATTESTATION_BYTES,",
+        "tests/node/settlement/test_reports.py::"
+        "test_s116_a_member_answers_a_waiting_node_no_more_than_it_asked",
+    ),
+    Mutant(
+        "times that a member has no plan",
+        "splitup/client/market/plan_requests.py",
+        "await asyncio.sleep(0 if waited_s > _PAUSE_S else _PAUSE_S)",
+        "await asyncio.sleep(0)",
+        "tests/client/market/test_plan_requests.py::"
+        "test_s116_a_member_that_knows_no_plan_at_once_is_asked_now_and_then",
+    ),
+    Mutant(
+        "length of a plan",
+        "splitup/client/market/plan_requests.py",
+        "limits.PLAN_BYTES + wanted.task_count * limits.PLAN_TASK_BYTES",
+        "limits.HTTP_BODY_BYTES",
+        "tests/client/market/test_plan_requests.py::"
+        "test_s116_a_plan_has_no_more_bytes_than_its_model_has_tasks_for",
+    ),
+    Mutant(
         "time of large messages of devices",
         "extras/gateway/splitup_gateway/split/server.py",
         "await self._access.parse(key, message.data, decode)",

@@ -13,7 +13,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from splitup.chain.committee_reader import fetch_node_key
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, InvalidInput
 from splitup.core.places import Places
 from splitup.crypto.jws import Claims, ReplayCache
@@ -40,6 +40,7 @@ from splitup.protocol.committee.peer_messages import parse_gossip
 from splitup_oracle.member.gossip import CHUNKED_MESSAGE_KIND
 from splitup_oracle.member.shell import Member
 
+_TASKS: Final = re.compile(rf"(?:[0-9]{{1,4}}(?:,[0-9]{{1,4}}){{0,{limits.MAX_TASKS - 1}}})?")
 _MODEL_ID: Final = re.compile(r"0x[0-9a-f]{64}")
 _REPORTS: Final[tuple[api.Route[Any], ...]] = (
     *(api.EXECUTOR_COMMITMENT, api.TAKEOVERS, api.COMPLETION),
@@ -73,7 +74,7 @@ class MemberServer:
                 api.PLAN: self._plan,
                 api.HOLDERS: self._holders,
                 api.EVIDENCE: self._evidence,
-                api.ATTESTATION: self._attestation,
+                api.DUE_NOTICE: self._due_notice,
                 api.HEARTBEAT: self._heartbeat,
                 api.REACH_REQUEST: self._reach,
                 api.SIGNED_REQUEST: self._signed_request,
@@ -181,11 +182,16 @@ class MemberServer:
             raise BadSignature(f"{claims.issuer} is no committee member's key", peer=claims.issuer)
         return sender
 
-    async def _attestation(self, request: web.Request) -> web.Response:
+    async def _due_notice(self, request: web.Request) -> web.Response:
+        """Reply what we attest, and of what we hold the ``tasks`` of one ``validator``."""
         execution_id = request.match_info["execution_id"]
-        attestation = self._member.machine.find_attestation(execution_id)
-        if attestation is not None:
-            return _json(attestation.canonical_bytes())
+        validator, tasks = request.query.get("validator", ""), request.query.get("tasks", "")
+        if not _TASKS.fullmatch(tasks):
+            raise InvalidInput("tasks are numbers with commas between them")
+        named = list(dict.fromkeys(map(int, tasks.split(",")))) if tasks else []
+        signed = self._member.machine.sign_notice(execution_id, validator, named)
+        if signed is not None:
+            return _json(signed.canonical_bytes())
         if self._member.machine.is_over(execution_id):
             return error_reply(410, f"execution {execution_id} is over")
         return error_reply(404, f"there is no draw for execution {execution_id} here so far")
