@@ -389,8 +389,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "time of large bodies",
-        "extras/gateway/splitup_gateway/access.py",
-        "            await asyncio.sleep(theirs.rests_until - self.clock())\n",
+        "splitup/core/places.py",
+        "            await asyncio.sleep(self._rests_until.get(group, 0.0) - self._clock())\n",
         "",
         "extras/gateway/gateway_tests/serve/test_hostile_clients.py::"
         "test_s111_who_sends_much_to_parse_is_waited_for_by_nobody_else",
@@ -452,6 +452,21 @@ MUTANTS: Final = (
         "limits.HTTP_BODY_BYTES",
         "tests/client/market/test_plan_requests.py::"
         "test_s116_a_plan_has_no_more_bytes_than_its_model_has_tasks_for",
+    ),
+    Mutant(
+        "length of a stranger's body",
+        "splitup/net/http_server.py",
+        "        await admission.wait_turn(request, length // tuning.STRANGER_BYTES)\n",
+        "",
+        "tests/net/test_admission.py::test_s117_a_strangers_body_costs_turns_by_its_length",
+    ),
+    Mutant(
+        "turns of a known party",
+        "splitup/net/http_server.py",
+        "                await stack.enter_async_context(admission.known_turns.hold(key))\n",
+        "",
+        "tests/net/test_admission.py::"
+        "test_s117_large_bodies_of_a_known_party_wait_for_each_other_only",
     ),
     Mutant(
         "time of large messages of devices",
