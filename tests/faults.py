@@ -194,6 +194,7 @@ ROWS: Final = {
     "S115": "a member's attestations about what no draw asks, which fill the others' memory",
     "S116": "a member's long answers, and those that come too soon, which stop nodes and clients",
     "S117": "long bodies of strangers, and large ones of known parties, which keep a server busy",
+    "S118": "commitments filled with what nobody signed, which fill all members' memory",
     "S120": "a device's large messages, for whose decoding all others wait",
     "S121": "arguments of thousands of calls, which stop a server and fill its memory",
     "S122": "an API key's large requests, which fill a server's memory while they wait",

@@ -469,6 +469,22 @@ MUTANTS: Final = (
         "test_s117_large_bodies_of_a_known_party_wait_for_each_other_only",
     ),
     Mutant(
+        "extent of a commitment",
+        f"{SETTLEMENT}/settlement_state.py",
+        "            check_extent(commitment, self.certificate.plan)\n",
+        "            pass\n",
+        f"{TESTS}/settlement/test_commitment_agreement.py::"
+        "test_s118_a_commitment_holds_no_more_than_its_nodes_tasks_need",
+    ),
+    Mutant(
+        "takeovers of a known name",
+        f"{SETTLEMENT}/settlement_state.py",
+        "            if signed != known:  #",
+        "            if known is None:  #",
+        f"{TESTS}/settlement/test_commitment_agreement.py::"
+        "test_s118_a_commitment_holds_no_more_than_its_nodes_tasks_need",
+    ),
+    Mutant(
         "time of large messages of devices",
         "extras/gateway/splitup_gateway/split/server.py",
         "await self._access.parse(key, message.data, decode)",
