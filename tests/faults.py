@@ -195,6 +195,7 @@ ROWS: Final = {
     "S116": "a member's long answers, and those that come too soon, which stop nodes and clients",
     "S117": "long bodies of strangers, and large ones of known parties, which keep a server busy",
     "S118": "commitments filled with what nobody signed, which fill all members' memory",
+    "S119": "an account with many keys, each of which stores as much as an account may",
     "S120": "a device's large messages, for whose decoding all others wait",
     "S121": "arguments of thousands of calls, which stop a server and fill its memory",
     "S122": "an API key's large requests, which fill a server's memory while they wait",

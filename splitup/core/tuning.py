@@ -186,8 +186,8 @@ SIGNED_REQUESTS: Final = 64  # being checked at one member, with nine calls of t
 
 # ---- storage gateway ---------------------------------------------------------------------------
 
-UPLOAD_BYTES_PER_DAY: Final = 1024 * 1024 * MIB  # of one key at one gateway: a few large models
-UPLOAD_KEYS: Final = 16_384  # uploaders whose use of the store a gateway remembers
+UPLOAD_BYTES_PER_DAY: Final = 1024 * 1024 * MIB  # of an account at a gateway: a few large models
+UPLOAD_ACCOUNTS: Final = 16_384  # uploaders whose use of the store a gateway remembers
 UPLOAD_STALL_S: Final = 60.0  # an upload without progress for this long is aborted
 TRANSFER_STALL_S: Final = 20.0  # likewise other transfers: the connection may be half-open
 DOWNLOAD_PATIENCE_S: Final = 60.0  # of retries without a byte; then the caller has to decide

@@ -485,6 +485,14 @@ MUTANTS: Final = (
         "test_s118_a_commitment_holds_no_more_than_its_nodes_tasks_need",
     ),
     Mutant(
+        "uploads of an account",
+        "oracle/splitup_oracle/gateway/http_gateway.py",
+        "self._upload_quota.take(account, missing, self._now_s())",
+        "self._upload_quota.take(key, missing, self._now_s())",
+        "tests/oracle/gateway/test_strangers.py::"
+        "test_s119_an_account_stores_no_more_by_having_many_keys",
+    ),
+    Mutant(
         "time of large messages of devices",
         "extras/gateway/splitup_gateway/split/server.py",
         "await self._access.parse(key, message.data, decode)",
