@@ -201,6 +201,7 @@ ROWS: Final = {
     "S122": "an API key's large requests, which fill a server's memory while they wait",
     "S123": "a link in a folder where somebody joins a network, which leads to another file",
     "S124": "an answer of thousands of objects, which is read again for each of its tokens",
+    "S125": "large plans and snapshots, which a member encodes for each who asks",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d{2,3}_)+\w*)\(", re.MULTILINE)

@@ -493,6 +493,14 @@ MUTANTS: Final = (
         "test_s119_an_account_stores_no_more_by_having_many_keys",
     ),
     Mutant(
+        "encoding of an answer",
+        "oracle/splitup_oracle/member/http_server.py",
+        "return _json(message.once(_encode))",
+        "return _json(_encode(message))",
+        "tests/oracle/member/test_http_answers.py::"
+        "test_s125_what_strangers_ask_for_is_encoded_once",
+    ),
+    Mutant(
         "time of large messages of devices",
         "extras/gateway/splitup_gateway/split/server.py",
         "await self._access.parse(key, message.data, decode)",

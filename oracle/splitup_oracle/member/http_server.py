@@ -18,6 +18,7 @@ from splitup.core.errors import BadSignature, InvalidInput
 from splitup.core.places import Places
 from splitup.crypto.jws import Claims, ReplayCache
 from splitup.messages import api
+from splitup.messages.base import Message
 from splitup.net.chunked_messages import ChunkedMessage
 from splitup.net.http_server import (
     add_routes,
@@ -57,7 +58,6 @@ class MemberServer:
         self._plan_waits: Places[asyncio.Task[Any]] = Places(tuning.PLAN_WAITS)
         self._reach_checks: Places[asyncio.Task[Any]] = Places(tuning.REACH_CHECKS)
         self._signed_requests: Places[asyncio.Task[Any]] = Places(tuning.SIGNED_REQUESTS)
-        self._encoded: tuple[str, bytes] = "", b""  # the snapshot that was asked for last
         self.relay = Relay(lambda: member.endpoint, functools.partial(fetch_node_key, member.chain))
 
     def make_app(self) -> web.Application:
@@ -96,9 +96,7 @@ class MemberServer:
         snapshot = self._member.machine.find_snapshot(root)
         if snapshot is None:
             return error_reply(404, "this member has no snapshot with that root")
-        if self._encoded[0] != root:
-            self._encoded = root, snapshot.canonical_bytes()
-        return _json(self._encoded[1])  # many replies share these bytes
+        return _reply(snapshot)
 
     async def _message_chunk(self, request: web.Request) -> web.Response:
         digest, index = request.match_info["digest"], request.match_info["index"]
@@ -116,7 +114,7 @@ class MemberServer:
         with get_admission(request).hold(request, self._plan_waits):
             certificate, refusal = await self._member.wait_for_plan(execution_id, wait_s)
         if certificate is not None:
-            return _json(certificate.canonical_bytes())
+            return _reply(certificate)
         if refusal:
             return error_reply(409, refusal)
         return error_reply(404, f"execution {execution_id} has no plan here so far; ask again")
@@ -125,13 +123,13 @@ class MemberServer:
         model_id = request.match_info["model_id"]
         if not _MODEL_ID.fullmatch(model_id):
             return error_reply(404, "that is no model's id")
-        return _json(self._member.describe_holders(model_id).canonical_bytes())
+        return _reply(self._member.describe_holders(model_id))
 
     async def _evidence(self, request: web.Request) -> web.Response:
         evidence = self._member.machine.find_evidence(request.match_info["execution_id"])
         if evidence is None:
             return error_reply(404, "this member has seen no settlement of that execution lately")
-        return _json(evidence.canonical_bytes())
+        return _reply(evidence)
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         received = await read_message(request, api.HEARTBEAT, audience=self._member.audience)
@@ -191,7 +189,7 @@ class MemberServer:
         named = list(dict.fromkeys(map(int, tasks.split(",")))) if tasks else []
         signed = self._member.machine.sign_notice(execution_id, validator, named)
         if signed is not None:
-            return _json(signed.canonical_bytes())
+            return _reply(signed)
         if self._member.machine.is_over(execution_id):
             return error_reply(410, f"execution {execution_id} is over")
         return error_reply(404, f"there is no draw for execution {execution_id} here so far")
@@ -218,6 +216,15 @@ def _parse_wait(text: str) -> float:
     if not 0 <= wait_s <= api.PLAN.max_wait_s:
         raise InvalidInput(f"wait_s is a number of seconds from 0 to {api.PLAN.max_wait_s:g}")
     return wait_s
+
+
+def _reply(message: Message) -> web.Response:
+    """Return a reply with a message, which is encoded once however often strangers ask for it."""
+    return _json(message.once(_encode))
+
+
+def _encode(message: Message) -> bytes:
+    return message.canonical_bytes()
 
 
 def _json(body: bytes) -> web.Response:
