@@ -175,10 +175,10 @@ IDEMPOTENCY_KEY_CHARS: Final = 255
 # ---- strangers: who is not authorised yet, at an HTTP server ----
 
 STRANGERS: Final = 1_024  # connections, ≈ 15 KB each; as many clients may wait for their plans
-STRANGERS_PER_S: Final = 512.0  # connections and requests, ≈ 0.2 ms each: a tenth of a processor
+STRANGERS_PER_S: Final = 512.0  # turns, 0.2 to 0.5 ms each: a quarter of a processor at most
 STRANGERS_BURST: Final = 256  # at once
 STRANGER_EARLY_BYTES: Final = 32 * KIB  # that a connection may send before it has a turn
-STRANGER_BYTES: Final = 4 * KIB  # of a body, that take as long as a request: ≤ 0.04 µs each
+STRANGER_BYTES: Final = 4 * KIB  # of a body, that take as long as a request: 0.04 to 0.13 µs each
 KNOWN_CONNECTIONS: Final = 32  # of one key beyond the strangers' bounds: HTTP_CONNECTIONS_PER_HOST
 
 PLAN_WAITS: Final = 1_024  # clients that wait for a plan at one member
