@@ -192,11 +192,16 @@ ROWS: Final = {
     "S113": "executions left open, about each of which a node asks the chain all the time",
     "S114": "a member that lists tasks which do not exist, so that nodes load no new model",
     "S115": "a member's attestations about what no draw asks, which fill the others' memory",
+    "S116": "a member's long answers, and those that come too soon, which stop nodes and clients",
+    "S117": "long bodies of strangers, and large ones of known parties, which keep a server busy",
+    "S118": "commitments filled with what nobody signed, which fill all members' memory",
+    "S119": "an account with many keys, each of which stores as much as an account may",
     "S120": "a device's large messages, for whose decoding all others wait",
     "S121": "arguments of thousands of calls, which stop a server and fill its memory",
     "S122": "an API key's large requests, which fill a server's memory while they wait",
     "S123": "a link in a folder where somebody joins a network, which leads to another file",
     "S124": "an answer of thousands of objects, which is read again for each of its tokens",
+    "S125": "large plans and snapshots, which a member encodes for each who asks",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d{2,3}_)+\w*)\(", re.MULTILINE)

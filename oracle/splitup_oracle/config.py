@@ -52,7 +52,7 @@ class GatewayPolicy(_Settings):
     open_models: bool = False  # whether keys that no active node holds may read models
     open_uploads: bool = False  # whether keys without deposit or stake may upload models
     upload_deposit_micro_usdc: Annotated[int, Field(ge=1)] = 1_000_000
-    upload_bytes_per_day: Annotated[int, Field(ge=1)] = tuning.UPLOAD_BYTES_PER_DAY  # of one key
+    upload_bytes_per_day: Annotated[int, Field(ge=1)] = tuning.UPLOAD_BYTES_PER_DAY
 
 
 class GatewayConfig(GatewayPolicy):

@@ -44,6 +44,8 @@ LOG_OBJECTS: Final = 64  # log objects in one request to the gateway
 # A plan of 1,024 tasks with 8 nodes each is 2 MB of JSON, with the longest endpoints 4.3 MB, and
 # 4.7 MB in a request for logs.
 MAX_MESSAGE_BYTES: Final = 5 * MIB
+PLAN_TASK_BYTES: Final = MAX_MESSAGE_BYTES // MAX_TASKS  # of a plan, for each task
+PLAN_BYTES: Final = 32 * KIB  # without tasks and nodes: the request and the signatures
 MAX_ENDPOINT_CHARS: Final = 256  # the NodeRegistry's bound
 MAX_SPEED_MFLOPS: Final = 10**10  # ten PFLOP/s: more than three times any device of today
 MAX_BANDWIDTH_KBPS: Final = 10**9  # a terabyte a second
@@ -127,6 +129,7 @@ MAX_VECTORS_BYTES: Final = 8 * MIB  # 256 ports, or 16 steps of few ports
 # ---- HTTP --------------------------------------------------------------------------------------
 
 HTTP_BODY_BYTES: Final = MAX_JWS_BYTES + KIB  # the largest signed request in its {"jws": …} wrapper
+SHORT_REPLY_BYTES: Final = 16 * KIB  # a few fields, or an error
 MAX_RPC_ANSWER_BYTES: Final = 32 * MIB  # logs of one block of 60 million gas are 15 MB of JSON
 
 # ---- storage gateway ---------------------------------------------------------------------------
@@ -168,6 +171,7 @@ MAX_NODES: Final = 16_384  # registered nodes a member follows, ≈ 2 KB each
 MAX_NODES_DEPTH: Final = 14  # of the Merkle tree over MAX_NODES leaves
 OPENED_ENTRIES: Final = 2  # of a snapshot, in a verification order: executor and validator
 MAX_DEMAND_TASKS: Final = 4_096  # rows in a heartbeat's reply, ≈ 300 bytes each
+HEARTBEAT_REPLY_BYTES: Final = 2 * MIB
 MAX_SETTLEMENT_ROUNDS: Final = 16  # different proposals per proposer; a few suffice to converge
 MAX_PLAN_WAIT_S: Final = 30.0  # longest long-poll for a plan
 SNAPSHOT_REFRESH_S: Final = 30.0  # certify unchanged membership again, for current load figures
@@ -200,6 +204,9 @@ RULING_BYTES_PER_S: Final = 2 * 10**9  # speed of reading the task's memory, if 
 RULING_GRACE_BPS: Final = 7_500  # of the settlement's grace, in which verdicts are waited for
 MAX_ASKED: Final = 8  # validators of one task; if none of them answers, members recompute it
 MAX_ATTESTATION_BYTES: Final = 8 * MIB  # statements on 1,024 tasks, all of them disputed
+DUE_NOTICE_BYTES: Final = KIB  # without what the member holds, which a node asks it for
+HELD_BYTES: Final = 255  # more for each task that it asks for
+MAX_DUE_NOTICE_BYTES: Final = 256 * KIB
 MAX_STATEMENTS: Final = (MAX_ASKED + 1) * MAX_TASKS  # of one kind in an attestation: all parties
 # Of one member that contradicts itself, kept and shown to others; an honest one restarts seldom.
 MAX_CONFLICTING: Final = 8

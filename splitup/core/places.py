@@ -1,14 +1,17 @@
-"""A limited number of places, and one place in turns, that groups of holders share fairly."""
+"""Places of a limited number, and turns, that groups of holders share fairly."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Generic, TypeVar
 
 H = TypeVar("H", bound=Hashable)
+D = TypeVar("D")
+T = TypeVar("T")
 
 
 class Places(Generic[H]):
@@ -64,6 +67,31 @@ def hold_place(places: Places[asyncio.Task[Any]], group: str, refusal: Exception
         yield
     finally:
         places.leave(group, task)
+
+
+class RestingTurns:
+    """One turn at a time for each group, which rests after it for a multiple of what it took."""
+
+    def __init__(self, rest: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rest, self._clock = rest, clock
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._rests_until: dict[str, float] = {}
+
+    @asynccontextmanager
+    async def hold(self, group: str) -> AsyncIterator[None]:
+        """Wait for the turn of ``group``, and hold it for a block."""
+        async with self._locks.setdefault(group, asyncio.Lock()):
+            await asyncio.sleep(self._rests_until.get(group, 0.0) - self._clock())
+            yield
+
+    def take(self, group: str, work: Callable[[D], T], data: D) -> T:
+        """Return ``work(data)``, within a turn of ``group``; what it took is rested for."""
+        began = self._clock()
+        try:
+            return work(data)
+        finally:
+            now = self._clock()
+            self._rests_until[group] = now + self._rest * (now - began)
 
 
 class FairLock:

@@ -33,7 +33,7 @@ from splitup.messages.storage import (
 )
 from splitup.messages.verification import (
     Evidence,
-    SignedAttestation,
+    SignedDueNotice,
     ValidatorCommitment,
     VerificationOrder,
     VerificationResult,
@@ -77,11 +77,17 @@ class Route(Generic[M]):
 
 
 def _signed(
-    path: str, sender: str, message: type[M], timeout_s: float = tuning.MEMBER_REPLY_S
+    path: str,
+    sender: str,
+    message: type[M],
+    timeout_s: float = tuning.MEMBER_REPLY_S,
+    max_reply_bytes: int = limits.SHORT_REPLY_BYTES,
 ) -> Route[M]:
     """Return the row of a message that its sender signs, as the type that its path names."""
     typ = "splitup-" + path.rpartition("/")[2]
-    return Route("POST", path, sender, message, typ, timeout_s=timeout_s)
+    return Route(
+        *("POST", path, sender, message, typ), timeout_s=timeout_s, max_reply_bytes=max_reply_bytes
+    )
 
 
 def _granting(sender: str, message: type[M], name: str, reply: type[Message] = Grants) -> Route[M]:
@@ -116,22 +122,33 @@ PLAN: Final = Route[Message](
     max_wait_s=limits.MAX_PLAN_WAIT_S,
 )
 HOLDERS: Final = Route[Message](
-    "GET", "/v1/models/{model_id}/holders", "client", reply=ModelHolders
+    "GET",
+    "/v1/models/{model_id}/holders",
+    "client",
+    reply=ModelHolders,
+    max_reply_bytes=limits.SHORT_REPLY_BYTES,
 )
 EVIDENCE: Final = Route[Message]("GET", "/v1/evidence/{execution_id}", "anybody", reply=Evidence)
-ATTESTATION: Final = Route[Message](
+DUE_NOTICE: Final = Route[Message](
     "GET",
-    "/v1/attestation/{execution_id}",
+    "/v1/due-notice/{execution_id}",
     "node",
-    reply=SignedAttestation,
+    reply=SignedDueNotice,
     timeout_s=tuning.MEMBER_REPLY_S,
-    max_reply_bytes=limits.MAX_ATTESTATION_BYTES,
+    max_reply_bytes=limits.MAX_DUE_NOTICE_BYTES,
 )
-HEARTBEAT: Final = _signed("/v1/heartbeat", "node", Heartbeat, limits.HEARTBEAT_TIMEOUT_S)
+HEARTBEAT: Final = _signed(
+    "/v1/heartbeat", "node", Heartbeat, limits.HEARTBEAT_TIMEOUT_S, limits.HEARTBEAT_REPLY_BYTES
+)
 REACH_REQUEST: Final = _signed("/v1/reach-request", "node", ReachRequest, tuning.REACH_TIMEOUT_S)
 SIGNED_REQUEST: Final = Route("POST", "/v1/signed-request", "client", SignedRequest)
 GOSSIP: Final = Route[Message](
-    "POST", "/v1/gossip", "member", typ="splitup-gossip", timeout_s=_GOSSIP_TIMEOUT_S
+    "POST",
+    "/v1/gossip",
+    "member",
+    typ="splitup-gossip",
+    timeout_s=_GOSSIP_TIMEOUT_S,
+    max_reply_bytes=limits.SHORT_REPLY_BYTES,
 )
 EXECUTOR_COMMITMENT: Final = _signed("/v1/executor-commitment", "node", ExecutorCommitment)
 TAKEOVERS: Final = _signed("/v1/takeovers", "node", Takeovers)
@@ -172,7 +189,7 @@ RELAYED_REQUESTS: Final[tuple[Route[Any], ...]] = (PING, PLAN_CERTIFICATE, VERIF
 
 ROUTES: Final[dict[str, tuple[Route[Any], ...]]] = {
     "member": (
-        *(PING, STATUS, SNAPSHOT, MESSAGE_CHUNK, PLAN, HOLDERS, EVIDENCE, ATTESTATION),
+        *(PING, STATUS, SNAPSHOT, MESSAGE_CHUNK, PLAN, HOLDERS, EVIDENCE, DUE_NOTICE),
         *(HEARTBEAT, REACH_REQUEST, SIGNED_REQUEST, GOSSIP, EXECUTOR_COMMITMENT, TAKEOVERS),
         *(VALIDATOR_COMMITMENT, COMPLETION, VERIFICATION_RESULT),
     ),

@@ -160,6 +160,27 @@ class SignedAttestation(Message):
     signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
 
 
+class DueNotice(Message):
+    """What a node asks of a member's attestation before it reveals: ``due``, ``steps``, its own.
+
+    ``held`` are of the validator and the tasks that it named in the question. So an answer is
+    short, and how long an honest one is the node knows.
+    """
+
+    execution_id: Bytes32Field
+    member: AddressField
+    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)]
+    due: bool
+    held: tuple[Held, ...] = Field(max_length=limits.MAX_TASKS)
+
+
+class SignedDueNotice(Message):
+    """A notice with its member's Ed25519 signature; a node may reach members through anybody."""
+
+    notice: DueNotice
+    signature: Annotated[str, Field(pattern=r"^0x[0-9a-f]{128}$")]
+
+
 class TaskVerdict(Message):
     """The outcome of the verification of one drawn task."""
 

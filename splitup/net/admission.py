@@ -30,7 +30,7 @@ from aiohttp import web
 
 from splitup.core import tuning
 from splitup.core.errors import Unavailable
-from splitup.core.places import Places, hold_place
+from splitup.core.places import Places, RestingTurns, hold_place
 from splitup.core.throughput import Allowance
 
 
@@ -96,6 +96,7 @@ class Admission:
     def __init__(self) -> None:
         self.large_bodies: Places[asyncio.Task[Any]] = Places(tuning.HTTP_LARGE_BODIES)
         self.known_bodies = asyncio.Semaphore(tuning.HTTP_LARGE_BODIES)
+        self.known_turns = RestingTurns(tuning.LARGE_MESSAGE_REST)  # by key, at large bodies
         self._groups: dict[asyncio.Transport, str] = {}  # of all connections
         self._keys: dict[asyncio.Transport, str] = {}  # of those that are vouched for
         self._per_key: Counter[str] = Counter()
@@ -167,15 +168,15 @@ class Admission:
 
     # ---- requests ------------------------------------------------------------------------------
 
-    def is_stranger(self, request: web.Request) -> bool:
-        """Return whether nobody has vouched for a request's connection."""
-        return request.transport not in self._keys
+    def get_key(self, request: web.Request) -> str:
+        """Return who was vouched for on a request's connection, "" for a stranger."""
+        return self._keys.get(request.transport, "") if request.transport is not None else ""
 
     async def wait_turn(self, request: web.Request, turns: int = 1) -> None:
         """Wait for a stranger's turns; raise Unavailable when the connection ends."""
         if request.transport is not None:
             self._silent.pop(request.transport, None)
-        for _ in range(turns if self.is_stranger(request) else 0):
+        for _ in range(0 if self.get_key(request) else turns):
             transport = request.transport
             group = self._groups.get(transport) if transport is not None else None
             if group is not None:

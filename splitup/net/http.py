@@ -102,7 +102,9 @@ class SignedClient(Closing):
     async def post_token(self, route: Route[Any], endpoint: str, token: str) -> dict[str, Any]:
         """POST an already signed token: one signature serves every receiver of one audience."""
         url = route.url(endpoint)
-        return await self.post_json(url, {"jws": token}, timeout_s=route.timeout_s)
+        return await self.post_json(
+            url, {"jws": token}, timeout_s=route.timeout_s, max_bytes=route.max_reply_bytes
+        )
 
     async def post_json(
         self,
@@ -110,6 +112,7 @@ class SignedClient(Closing):
         body: Message | dict[str, Any],
         *,
         timeout_s: float = tuning.HTTP_TIMEOUT_S,
+        max_bytes: int = limits.SHORT_REPLY_BYTES,
     ) -> dict[str, Any]:
         """POST a JSON object that needs no signature; return the reply."""
         if isinstance(body, Message):
@@ -117,9 +120,9 @@ class SignedClient(Closing):
         else:
             data = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
         reply = await self._request(
-            "POST", url, data=data, timeout_s=timeout_s, max_bytes=limits.HTTP_BODY_BYTES
+            "POST", url, data=data, timeout_s=timeout_s, max_bytes=max_bytes
         )
-        return _parse_reply(url, reply)
+        return _parse_reply(url, reply, max_bytes)
 
     async def get_json(
         self,

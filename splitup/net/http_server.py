@@ -7,8 +7,10 @@ import logging
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Final, Generic
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -34,6 +36,7 @@ _log = logging.getLogger("splitup.http")
 _malformed = logging.getLogger("splitup.http.malformed")
 _malformed.setLevel(logging.CRITICAL)
 _ADMISSION: Final = web.AppKey("admission", Admission)
+T = TypeVar("T")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -172,11 +175,14 @@ def error_reply(status: int, message: str) -> web.Response:
 async def read_json(request: web.Request) -> dict[str, Any]:
     """Return the body as a JSON object; raise PeerFault when it is something else.
 
-    Raises Refused (408) when the body does not arrive within ``tuning.HTTP_READ_S``, Unavailable
-    when too many other large bodies are arriving.
+    Raises Refused and Unavailable as ``parse_body`` does.
     """
+    return await parse_body(request, _parse_object)
+
+
+def _parse_object(body: bytes) -> dict[str, Any]:
     try:
-        value = parse_json(await read_body(request))
+        value = parse_json(body)
     except (ValueError, RecursionError):
         raise PeerFault("the request's body is not JSON") from None
     if not isinstance(value, dict):
@@ -185,28 +191,38 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Return the body's bytes; raise Refused and Unavailable as ``read_json`` does.
+    """Return the body's bytes; raise Refused and Unavailable as ``parse_body`` does."""
+    return await parse_body(request, bytes)
 
-    Large bodies of strangers share places by address, those of known parties wait for each other.
+
+async def parse_body(request: web.Request, parse: Callable[[bytes], T]) -> T:
+    """Return what ``parse`` makes of the body, while nothing else is done.
+
+    Strangers wait the longer the more they send, and large bodies of theirs share places by
+    address. Large bodies of a known party are read one after the other, with a rest between them.
+    Raises Refused (408) when the body does not arrive within ``tuning.HTTP_READ_S``, Unavailable
+    when too many other large bodies are arriving.
     """
     admission = get_admission(request)
-    length = request.content_length
+    length, key = request.content_length, admission.get_key(request)
     if length is not None and length <= tuning.HTTP_SMALL_BODY_BYTES:
-        return await read_in_time(request)
-    if admission.is_stranger(request):
+        await admission.wait_turn(request, length // tuning.STRANGER_BYTES)
+        return parse(await read_in_time(request))
+    if not key:
         with admission.hold(request, admission.large_bodies):
             body = await read_in_time(request)
             await admission.wait_turn(request, len(body) // tuning.STRANGER_BYTES)
-            return body
-    try:
-        async with asyncio.timeout(tuning.HTTP_READ_S):
-            await admission.known_bodies.acquire()
-    except TimeoutError:
-        raise Unavailable("too many large requests are arriving; try again in a minute") from None
-    try:
-        return await read_in_time(request)
-    finally:
-        admission.known_bodies.release()
+            return parse(body)
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(tuning.HTTP_READ_S):
+                await stack.enter_async_context(admission.known_turns.hold(key))
+                await stack.enter_async_context(admission.known_bodies)
+        except TimeoutError:
+            raise Unavailable(
+                "too many large requests are arriving; try again in a minute"
+            ) from None
+        return admission.known_turns.take(key, parse, await read_in_time(request))
 
 
 async def read_in_time(request: web.Request) -> bytes:
@@ -233,9 +249,19 @@ async def read_signed(
     Any valid key may sign: check ``claims.issuer`` before acting, best in ``check``, which is
     called before the signature is verified. Raises PeerFault or BadSignature.
     """
-    body = await read_json(request)
-    token = body.get("jws")
-    if not isinstance(token, str) or len(body) != 1:
+    return await parse_body(request, partial(_verify, route, audience, now_s, check))
+
+
+def _verify(
+    route: Route[Any],
+    audience: str,
+    now_s: int | None,
+    check: Callable[[Claims], object] | None,
+    body: bytes,
+) -> tuple[Claims, str]:
+    fields = _parse_object(body)
+    token = fields.get("jws")
+    if not isinstance(token, str) or len(fields) != 1:
         raise PeerFault('a signed request is {"jws": "<token>"}')
     now = int(time.time()) if now_s is None else now_s
     claims = verify_jws(token, typ=route.typ, audience=audience, now_s=now, check=check)
@@ -258,10 +284,14 @@ class Received(Generic[M]):
 
 async def read_message(request: web.Request, route: Route[M], *, audience: str) -> Received[M]:
     """Verify a signed request as ``read_signed`` does, and parse the route's message."""
-    claims, token = await read_signed(request, route, audience=audience)
-    return Received(route.parse(claims.body), claims, token)
+
+    def parse(body: bytes) -> Received[M]:
+        claims, token = _verify(route, audience, None, None, body)
+        return Received(route.parse(claims.body), claims, token)
+
+    return await parse_body(request, parse)
 
 
 async def read_unsigned(request: web.Request, route: Route[M]) -> M:
     """Parse a message that needs no signature of its own; raise PeerFault."""
-    return route.parse(await read_json(request))
+    return await parse_body(request, lambda body: route.parse(_parse_object(body)))

@@ -22,7 +22,7 @@ from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.completions import SignedTakeover
 from splitup.messages.plans import PlanCertificate
 from splitup.messages.snapshots import Snapshot
-from splitup.messages.verification import Evidence, SignedAttestation
+from splitup.messages.verification import Evidence, SignedAttestation, SignedDueNotice
 from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from splitup.protocol.committee.commands import Command, ConfirmGroupKey, Gossip, Log
 from splitup.protocol.committee.context import SigningGuard
@@ -45,6 +45,7 @@ from splitup.protocol.committee.events import (
 )
 from splitup.protocol.committee.key_generation import KeyGeneration, Predecessor
 from splitup.protocol.member import CommitteeMember
+from splitup.protocol.settlement.attestations import sign_notice
 from splitup.protocol.snapshots.demand import Holdings
 
 T = TypeVar("T")
@@ -98,6 +99,15 @@ class Membership:
 
     def find_attestation(self, execution_id: str) -> SignedAttestation | None:
         return self._find(lambda m: m.settlements.find_attestation(execution_id))
+
+    def sign_notice(
+        self, execution_id: str, validator: str, tasks: Collection[int]
+    ) -> SignedDueNotice | None:
+        """Return what our attestation says to a node, or None; see ``attestations``."""
+        attested = self.find_attestation(execution_id)
+        if attested is None:
+            return None
+        return sign_notice(self._identity, attested.attestation, validator, tasks)
 
     def is_over(self, execution_id: str) -> bool:
         return bool(self._find(lambda m: m.settlements.is_over(execution_id)))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 import sys
 import time
@@ -41,6 +42,7 @@ from splitup.core.errors import Refused, SplitUpError
 from splitup.core.tensors import StepsDigest
 from splitup.messages import api
 from splitup.messages.verification import (
+    Held,
     ValidatorCommitment,
     VerificationOrder,
     VerificationResult,
@@ -49,7 +51,6 @@ from splitup.net.signed_frames import make_entry_frame, seal_frame
 from splitup.protocol.execution.log_segments import LogEntry
 from splitup.protocol.execution.routes import get_sources
 from splitup.protocol.execution.task_queue import PortId
-from splitup.protocol.settlement.attestations import Attestations
 from splitup.storage.log_store import LogWriter, iter_tensors
 
 NOTHING = Digests(0, 0)
@@ -103,20 +104,26 @@ async def copy_output(self: Verifier, order: VerificationOrder) -> Digests:
     return found
 
 
-async def overhear(self: Verifier, result: VerificationResult, until_s: float) -> str | None:
-    """Return what another validator of the execution has committed to, from what members tell."""
+async def overhear(
+    self: Verifier, order: VerificationOrder, result: VerificationResult, until_s: float
+) -> str | None:
+    """Return what another validator of the task has committed to, from what members tell."""
     client = self.committee_client
     committee = await client._fetch_committee(result.execution_id)
-    known = Attestations(committee.quorum)
+    others = [entry.node for entry in order.certificate.plan.nodes]
+    asked = [
+        {order.task: Held(task=order.task, validator=node, root=result.root())}
+        for node in others
+        if node != result.validator
+    ]
     while time.time() < until_s:
-        for member in committee.members:
+        for member, own in itertools.product(committee.members, asked):
             try:
-                signed = await client._fetch(result.execution_id, member, committee, known)
+                notice = await client._fetch(result.execution_id, member, committee, own)
             except SplitUpError:
                 continue
-            for held in signed.attestation.held:
-                if held.validator != result.validator:
-                    return held.root
+            for held in notice.held:
+                return held.root
         await asyncio.sleep(tuning.REPORT_RETRY_S)
     return None
 
@@ -127,7 +134,7 @@ async def repeat(self: Verifier, order: VerificationOrder, result: VerificationR
     patience_s = limits.VERIFICATION_SILENCE_S / 2  # then it would be passed over
     root = result.root()
     if result.outputs == NOTHING.outputs:
-        overheard = await overhear(self, result, time.time() + patience_s)
+        overheard = await overhear(self, order, result, time.time() + patience_s)
         if overheard is None:
             return
         root = overheard

@@ -40,7 +40,8 @@ def describe(server: str, route: Route[Any]) -> dict[str, str]:
     if route.max_wait_s:
         limit = f"held back ≤ {route.max_wait_s:g} s"
     if route.max_reply_bytes != limits.HTTP_BODY_BYTES:
-        limit += f", ≤ {route.max_reply_bytes // limits.MIB} MiB"
+        kib = route.max_reply_bytes // limits.KIB
+        limit += f", ≤ {kib // 1024} MiB" if kib >= 1024 else f", ≤ {kib} KiB"
     return {
         "server": server,
         "route": f"`{route.method} {route.path}`",

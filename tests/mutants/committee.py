@@ -122,6 +122,14 @@ MUTANTS: Final = (
         f"{TESTS}/settlement/test_attestations.py::test_a15_only_the_member_itself_and_only_these_words",
     ),
     Mutant(
+        "signature of a notice",
+        f"{SETTLEMENT}/attestations.py",
+        "    verify(member.signing_key, _NOTICE_DOMAIN, payload, signature)\n",
+        "",
+        f"{TESTS}/settlement/test_attestations.py::"
+        "test_a_node_reveals_by_notices_of_a_quorum_that_its_members_signed",
+    ),
+    Mutant(
         "all that a member said",
         f"{SETTLEMENT}/attestations.py",
         "return [one.signed for _, kept in sorted(self._kept.items()) for one in kept]",
@@ -163,7 +171,7 @@ MUTANTS: Final = (
     Mutant(
         "quorum before reveals",
         f"{SETTLEMENT}/attestations.py",
-        "return steps if count >= self._quorum else 0",
+        "return steps if count >= quorum else 0",
         "return steps",
         f"{TESTS}/settlement/test_attestations.py::test_three_of_four_make_it_so_whatever_the_fourth_says",
         is_quick=False,

@@ -389,8 +389,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "time of large bodies",
-        "extras/gateway/splitup_gateway/access.py",
-        "            await asyncio.sleep(theirs.rests_until - self.clock())\n",
+        "splitup/core/places.py",
+        "            await asyncio.sleep(self._rests_until.get(group, 0.0) - self._clock())\n",
         "",
         "extras/gateway/gateway_tests/serve/test_hostile_clients.py::"
         "test_s111_who_sends_much_to_parse_is_waited_for_by_nobody_else",
@@ -428,6 +428,77 @@ MUTANTS: Final = (
         "    validator: AddressField\n    inputs: tuple[DigestField, ...]\n",
         f"{TESTS}/settlement/test_before_the_draw.py::"
         "test_s112_a_result_has_no_more_digests_than_a_task_has_ports",
+    ),
+    Mutant(
+        "length of a notice",
+        "node/splitup_node/committee/committee_client.py",
+        "max_bytes=limits.DUE_NOTICE_BYTES + len(own) * limits.HELD_BYTES,",
+        "max_bytes=limits.MAX_ATTESTATION_BYTES,",
+        "tests/node/settlement/test_reports.py::"
+        "test_s116_a_member_answers_a_waiting_node_no_more_than_it_asked",
+    ),
+    Mutant(
+        "times that a member has no plan",
+        "splitup/client/market/plan_requests.py",
+        "await asyncio.sleep(0 if waited_s > _PAUSE_S else _PAUSE_S)",
+        "await asyncio.sleep(0)",
+        "tests/client/market/test_plan_requests.py::"
+        "test_s116_a_member_that_knows_no_plan_at_once_is_asked_now_and_then",
+    ),
+    Mutant(
+        "length of a plan",
+        "splitup/client/market/plan_requests.py",
+        "limits.PLAN_BYTES + wanted.task_count * limits.PLAN_TASK_BYTES",
+        "limits.HTTP_BODY_BYTES",
+        "tests/client/market/test_plan_requests.py::"
+        "test_s116_a_plan_has_no_more_bytes_than_its_model_has_tasks_for",
+    ),
+    Mutant(
+        "length of a stranger's body",
+        "splitup/net/http_server.py",
+        "        await admission.wait_turn(request, length // tuning.STRANGER_BYTES)\n",
+        "",
+        "tests/net/test_admission.py::test_s117_a_strangers_body_costs_turns_by_its_length",
+    ),
+    Mutant(
+        "turns of a known party",
+        "splitup/net/http_server.py",
+        "                await stack.enter_async_context(admission.known_turns.hold(key))\n",
+        "",
+        "tests/net/test_admission.py::"
+        "test_s117_large_bodies_of_a_known_party_wait_for_each_other_only",
+    ),
+    Mutant(
+        "extent of a commitment",
+        f"{SETTLEMENT}/settlement_state.py",
+        "            check_extent(commitment, self.certificate.plan)\n",
+        "            pass\n",
+        f"{TESTS}/settlement/test_commitment_agreement.py::"
+        "test_s118_a_commitment_holds_no_more_than_its_nodes_tasks_need",
+    ),
+    Mutant(
+        "takeovers of a known name",
+        f"{SETTLEMENT}/settlement_state.py",
+        "            if signed != known:  #",
+        "            if known is None:  #",
+        f"{TESTS}/settlement/test_commitment_agreement.py::"
+        "test_s118_a_commitment_holds_no_more_than_its_nodes_tasks_need",
+    ),
+    Mutant(
+        "uploads of an account",
+        "oracle/splitup_oracle/gateway/http_gateway.py",
+        "self._upload_quota.take(account, missing, self._now_s())",
+        "self._upload_quota.take(key, missing, self._now_s())",
+        "tests/oracle/gateway/test_strangers.py::"
+        "test_s119_an_account_stores_no_more_by_having_many_keys",
+    ),
+    Mutant(
+        "encoding of an answer",
+        "oracle/splitup_oracle/member/http_server.py",
+        "return _json(message.once(_encode))",
+        "return _json(_encode(message))",
+        "tests/oracle/member/test_http_answers.py::"
+        "test_s125_what_strangers_ask_for_is_encoded_once",
     ),
     Mutant(
         "time of large messages of devices",

@@ -37,7 +37,7 @@ async def greet(request: web.Request) -> web.Response:
 
 
 async def greet_known(request: web.Request) -> web.Response:
-    get_admission(request).vouch(request, "a key")
+    get_admission(request).vouch(request, request.query.get("key", "a key"))
     return web.json_response({})
 
 
@@ -75,9 +75,11 @@ class Raw:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    async def ask(self, path: str) -> bytes:
+    async def ask(self, path: str, body: bytes = b"") -> bytes:
         """Return the status line, b"" when the server closes the connection instead."""
-        self.writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        verb = "POST" if body else "GET"
+        head = f"{verb} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.writer.write(head.encode() + body)
         try:
             head = await self.reader.readuntil(b"\r\n\r\n")
             length = head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]
@@ -168,6 +170,51 @@ async def test_s11_requests_of_strangers_wait_for_their_turn_and_known_ones_do_n
         for host in (flood, customer):
             await host.close()
         assert await asyncio.gather(*waiting) == [b""] * len(waiting)
+
+
+async def test_s117_a_strangers_body_costs_turns_by_its_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of 64 KiB took ten times the time of a request, and cost as much as one."""
+    monkeypatch.setattr(tuning, "STRANGERS_PER_S", 1e-3)
+    monkeypatch.setattr(tuning, "STRANGERS_BURST", 16)
+    long, short = make_body(tuning.HTTP_SMALL_BODY_BYTES), make_body(2 * tuning.STRANGER_BYTES)
+    async with serve() as server, asyncio.timeout(HANG_S):
+        host = Host(server.port, FLOODING)
+        known, first, second = [await host.connect() for _ in range(3)]
+        assert b" 200 " in await known.ask("/known")
+        assert b" 200 " in await first.ask("/parse", short)
+        waiting = asyncio.create_task(second.ask("/parse", long))
+        for _ in range(20):
+            assert b" 200 " in await known.ask("/parse", long)
+        assert not waiting.done()
+        await host.close()
+        assert await waiting == b""
+
+
+async def test_s117_large_bodies_of_a_known_party_wait_for_each_other_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is parsed while nothing else is done: one node kept a member busy."""
+    monkeypatch.setattr(tuning, "LARGE_MESSAGE_REST", 1e9)
+    large, small = make_body(tuning.HTTP_SMALL_BODY_BYTES + 1), make_body(10)
+    async with serve() as server, asyncio.timeout(HANG_S):
+        host = Host(server.port, FLOODING)
+        first, second, other = [await host.connect() for _ in range(3)]
+        for raw, key in ((first, "a"), (second, "a"), (other, "b")):
+            assert b" 200 " in await raw.ask(f"/known?key={key}")
+        assert b" 200 " in await first.ask("/parse", large)
+        waiting = asyncio.create_task(second.ask("/parse", large))
+        assert b" 200 " in await other.ask("/parse", large)
+        for _ in range(20):
+            assert b" 200 " in await first.ask("/parse", small)
+        assert not waiting.done()
+        await host.close()
+        assert await waiting == b""
+
+
+def make_body(size: int) -> bytes:
+    return b'{"x":"' + b"x" * (size - 8) + b'"}'
 
 
 @pytest.mark.parametrize("run", [asyncio.run, event_loop.run], ids=["asyncio", "uvloop"])

@@ -49,7 +49,7 @@ from splitup.messages.verification import (
 )
 from splitup.net.http import SignedClient
 from splitup.net.http_server import add_routes, make_app, read_message, serve_app
-from splitup.protocol.settlement.attestations import sign_attestation
+from splitup.protocol.settlement.attestations import sign_notice
 from tests.builders import HANG_S, KERNELS
 from tests.node.graphs import make_reference
 from tests.oracle.gateway_network import MNEMONIC, Network, confirm_group_key
@@ -108,7 +108,7 @@ class Members:
         )
         return web.json_response({})
 
-    async def on_attestation(self, request: web.Request) -> web.Response:
+    async def on_due_notice(self, request: web.Request) -> web.Response:
         """Attest, as one member after the other, that it is time to reveal."""
         execution_id = request.match_info["execution_id"]
         member = next(self.identities)
@@ -127,7 +127,10 @@ class Members:
             silent=(),
             rulings=(),
         )
-        return web.json_response(sign_attestation(member, attestation).model_dump(mode="json"))
+        tasks, validator = request.query.get("tasks", ""), request.query.get("validator", "")
+        named = [int(task) for task in tasks.split(",") if task]
+        signed = sign_notice(member, attestation, validator, named)
+        return web.json_response(signed.model_dump(mode="json"))
 
     async def on_verification(self, request: web.Request) -> web.Response:
         result = await self._read(request, api.VERIFICATION_RESULT)
@@ -376,7 +379,7 @@ async def open_market(
         api.COMPLETION: members.on_completion,
         api.EXECUTOR_COMMITMENT: members.on_commitment,
         api.VALIDATOR_COMMITMENT: members.on_validator_commitment,
-        api.ATTESTATION: members.on_attestation,
+        api.DUE_NOTICE: members.on_due_notice,
         api.VERIFICATION_RESULT: members.on_verification,
     }
     add_routes(app, tuple(handlers), handlers)

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from splitup.core import limits, tuning
 from splitup.core.errors import Throttled
+from splitup.core.places import RestingTurns
 from splitup.net.http_server import get_admission, read_in_time
 from splitup_gateway.api_keys import ApiKey, ApiKeys, get_principal
 from splitup_gateway.charges import Charges
@@ -31,8 +32,6 @@ class _LargeBodies:
     """Those of one principal."""
 
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_BODIES_OF_ONE))
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # at parsing
-    rests_until: float = 0.0
     size: int = 0  # bytes, of those that are read or answered
 
 
@@ -48,6 +47,7 @@ class Access:
     needs_keys: bool = False
     clock: Callable[[], float] = monotonic
     charges: Charges = field(init=False)
+    _turns: RestingTurns = field(init=False)  # of principals, at parsing
     # how many requests a key may begin, and when that was so; it fills up within a minute
     _buckets: dict[str, tuple[float, float]] = field(default_factory=dict)
     _bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_BODIES))
@@ -55,6 +55,7 @@ class Access:
 
     def __post_init__(self) -> None:
         self.charges = Charges(self.keys)
+        self._turns = RestingTurns(tuning.LARGE_MESSAGE_REST, self.clock)
 
     async def has_keys(self) -> bool:
         """Return whether requests need a key now."""
@@ -158,12 +159,6 @@ class Access:
         """
         if len(data) <= tuning.HTTP_SMALL_BODY_BYTES:
             return parse(data)
-        theirs = self._large_of.setdefault(get_principal(key), _LargeBodies())
-        async with theirs.turn:
-            await asyncio.sleep(theirs.rests_until - self.clock())
-            began = self.clock()
-            try:
-                return parse(data)
-            finally:
-                now = self.clock()
-                theirs.rests_until = now + tuning.LARGE_MESSAGE_REST * (now - began)
+        principal = get_principal(key)
+        async with self._turns.hold(principal):
+            return self._turns.take(principal, parse, data)

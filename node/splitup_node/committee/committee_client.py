@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.background import cancel
 from splitup.core.errors import PeerFault, Refused, SplitUpError, Unavailable
 from splitup.messages import api
 from splitup.messages.completions import Completion, ExecutorCommitment, Takeovers
 from splitup.messages.verification import (
-    SignedAttestation,
+    DueNotice,
+    Held,
+    SignedDueNotice,
     ValidatorCommitment,
     VerificationResult,
 )
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView, MemberView
-from splitup.protocol.settlement.attestations import Attestations, check_attestation
+from splitup.protocol.settlement.attestations import DueNotices, check_notice
 
 _NO_DRAW: Final = 404  # its answer for an execution that it has no verification draw of
 
@@ -43,7 +45,7 @@ class _Hearing:
     A node may be an executor and the validator of several tasks: it asks for all of them at once.
     """
 
-    attestations: Attestations
+    notices: DueNotices
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     rounds: int = 0  # of questions that were answered
     undrawn: frozenset[str] = frozenset()  # members that knew no draw in the latest round
@@ -131,7 +133,11 @@ class CommitteeClient:
         takeovers that made this node an executor.
         """
         quorum = (await self._fetch_committee(execution_id)).quorum
-        hearing = self._hearings.setdefault(execution_id, _Hearing(Attestations(quorum)))
+        hearing = self._hearings.setdefault(execution_id, _Hearing(DueNotices(quorum)))
+        if isinstance(announced, ValidatorCommitment):
+            hearing.notices.own[announced.task] = Held(
+                task=announced.task, validator=announced.validator, root=announced.root
+            )
         hearing.waiting += 1
         try:
             return await self._wait(execution_id, hearing, announced, give_up_s)
@@ -147,7 +153,7 @@ class CommitteeClient:
         announced: ValidatorCommitment | Takeovers | None,
         give_up_s: float,
     ) -> int:
-        attestations, heard = hearing.attestations, hearing.rounds
+        notices, heard = hearing.notices, hearing.rounds
         sent: set[str] = set()
         pause_s = tuning.REPORT_RETRY_S
         while self._now_s() < give_up_s:
@@ -160,10 +166,10 @@ class CommitteeClient:
             if hearing.is_over:
                 return 0
             sent -= hearing.undrawn  # they may have been restarted
-            fixed = not isinstance(announced, ValidatorCommitment) or (
-                attestations.find_fixed(announced.task, announced.validator) == announced.root
+            fixed = not isinstance(announced, ValidatorCommitment) or notices.is_fixed(
+                announced.task
             )
-            if fixed and (steps := attestations.find_due_steps()):
+            if fixed and (steps := notices.find_due_steps()):
                 return steps
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, tuning.ATTESTATION_POLL_MAX_S)
@@ -172,22 +178,22 @@ class CommitteeClient:
     async def _ask(self, execution_id: str, hearing: _Hearing, grace_s: float) -> None:
         """Ask f + 1 members in turn, one of whom is honest; all, once one has news."""
         committee = await self._fetch_committee(execution_id)
-        members, quorum, known = committee.members, committee.quorum, hearing.attestations
+        members, quorum, notices = committee.members, committee.quorum, hearing.notices
         few = len(members) - quorum + 1
         first = hearing.rounds * few % len(members)
         turn = members[first:] + members[:first]
         undrawn, over = set(), 0
         for some, enough in ((turn[:few], 1), (turn[few:], quorum - few)):
-            calls = (self._fetch(execution_id, member, committee, known) for member in some)
+            calls = (self._fetch(execution_id, member, committee, notices.own) for member in some)
             answers = await _gather_quorum(calls, enough, grace_s)
             for member, answer in zip(some, answers, strict=True):
-                if isinstance(answer, SignedAttestation):
-                    known.add(answer)
+                if isinstance(answer, DueNotice):
+                    notices.add(answer)
                 elif isinstance(answer, Refused):
                     over += answer.is_final
                     if answer.status == _NO_DRAW:
                         undrawn.add(member.account)
-            if not over and not any(signed.attestation.due for signed in known.get_all()):
+            if not over and not notices.says_anybody_due():
                 break
         hearing.undrawn, hearing.is_over = frozenset(undrawn), over >= quorum
         hearing.rounds += 1
@@ -197,20 +203,23 @@ class CommitteeClient:
         execution_id: str,
         member: MemberView,
         committee: CommitteeView,
-        known: Attestations,
-    ) -> SignedAttestation:
-        url = api.ATTESTATION.url(member.endpoint, execution_id=execution_id)
+        own: Mapping[int, Held],
+    ) -> DueNotice:
+        url = api.DUE_NOTICE.url(member.endpoint, execution_id=execution_id)
+        if own:
+            validator = next(iter(own.values())).validator
+            url += f"?validator={validator}&tasks={','.join(map(str, own))}"
         value = await self._http.get_json(
             url,
-            timeout_s=api.ATTESTATION.timeout_s,
-            max_bytes=api.ATTESTATION.max_reply_bytes,
+            timeout_s=api.DUE_NOTICE.timeout_s,
+            # as long as an honest one: many executions wait, and are asked about every second
+            max_bytes=limits.DUE_NOTICE_BYTES + len(own) * limits.HELD_BYTES,
         )
-        signed = SignedAttestation.from_value(value)
-        if signed.attestation.execution_id != execution_id:
-            raise PeerFault("the attestation is about another execution", peer=member.account)
-        if not known.knows(signed):
-            check_attestation(signed, committee)
-        return signed
+        signed = SignedDueNotice.from_value(value)
+        if signed.notice.execution_id != execution_id:
+            raise PeerFault("the notice is about another execution", peer=member.account)
+        check_notice(signed, committee)
+        return signed.notice
 
 
 async def _gather_quorum(

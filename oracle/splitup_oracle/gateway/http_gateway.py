@@ -193,18 +193,22 @@ class Gateway:
 
     async def _grant_upload(self, request: UploadRequest, key: str) -> _Answer:
         rights = [check_upload(entry) for entry in request.objects]
-        await self._check_uploader(key, request.proof)
+        account = await self._find_uploader(key, request.proof)
         present = await self._objects.find_present(rights)
         missing = [right for right in rights if right.key not in present]
-        self._upload_quota.take(key, missing, self._now_s())
+        self._upload_quota.take(account, missing, self._now_s())
         grants = await self._presign(missing)
         body = UploadAnswer(grants=grants, present=tuple(sorted(present)))
         return _Answer(f"{len(rights)} objects", body)
 
-    async def _check_uploader(self, key: str, proof: str) -> None:
-        """Refuse a key whose account has neither a deposit nor a stake: storage is not free."""
+    async def _find_uploader(self, key: str, proof: str) -> str:
+        """Return a key's account; refuse one with neither a deposit nor a stake.
+
+        Storage is not free, and an account has as many keys as it likes. With ``open_uploads``
+        nobody needs an account, and each key stands for itself.
+        """
         if self._policy.open_uploads:
-            return
+            return key
         try:
             account = recover_account(key, proof)
         except BadSignature as error:
@@ -215,6 +219,7 @@ class Gateway:
                 f"{account} has neither {least} micro-USDC in the market nor a node's stake; "
                 "deposit first"
             )
+        return account
 
     async def _grant_model(self, request: ModelRequest, key: str) -> _Answer:
         model_id = request.model_id

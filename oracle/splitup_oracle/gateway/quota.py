@@ -1,4 +1,4 @@
-"""Limits how much a key may store. Pure; the counts are per gateway and lost when it restarts."""
+"""Limits how much an account may store. Pure; counts are per gateway, lost when it restarts."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class _Use:
 
 
 class UploadQuota:
-    """The bytes of models that a key may store per day (UTC).
+    """The bytes of models that an account may store per day (UTC).
 
     Granted bytes count whether or not the URL is used.
     """
 
     def __init__(self, bytes_per_day: int) -> None:
         self._bytes_per_day = bytes_per_day
-        self._uses: Latest[str, _Use] = Latest(tuning.UPLOAD_KEYS)
+        self._uses: Latest[str, _Use] = Latest(tuning.UPLOAD_ACCOUNTS)
 
-    def take(self, key: str, rights: Iterable[Right], now_s: float) -> None:
+    def take(self, account: str, rights: Iterable[Right], now_s: float) -> None:
         """Count PUT rights, all or none; refuse (429) more than the day's share."""
         day = int(now_s // _DAY_S)
-        use = self._uses.get(key)
+        use = self._uses.get(account)
         if use is None or use.day != day:
             use = _Use(day)
-        self._uses[key] = use
+        self._uses[account] = use
         wanted = sum(right.length_bytes or 0 for right in rights)
         if use.granted_bytes + wanted > self._bytes_per_day:
             raise Refused(
                 f"{wanted} bytes are more than the {self._bytes_per_day - use.granted_bytes} that "
-                f"are left today of the key's {self._bytes_per_day}; continue tomorrow (UTC)",
+                f"are left today of the account's {self._bytes_per_day}; continue tomorrow (UTC)",
                 status=429,
             )
         use.granted_bytes += wanted

@@ -13,11 +13,12 @@ from typing import Any, Final
 from aiohttp import web
 
 from splitup.chain.committee_reader import fetch_node_key
-from splitup.core import tuning
+from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, InvalidInput
 from splitup.core.places import Places
 from splitup.crypto.jws import Claims, ReplayCache
 from splitup.messages import api
+from splitup.messages.base import Message
 from splitup.net.chunked_messages import ChunkedMessage
 from splitup.net.http_server import (
     add_routes,
@@ -40,6 +41,7 @@ from splitup.protocol.committee.peer_messages import parse_gossip
 from splitup_oracle.member.gossip import CHUNKED_MESSAGE_KIND
 from splitup_oracle.member.shell import Member
 
+_TASKS: Final = re.compile(rf"(?:[0-9]{{1,4}}(?:,[0-9]{{1,4}}){{0,{limits.MAX_TASKS - 1}}})?")
 _MODEL_ID: Final = re.compile(r"0x[0-9a-f]{64}")
 _REPORTS: Final[tuple[api.Route[Any], ...]] = (
     *(api.EXECUTOR_COMMITMENT, api.TAKEOVERS, api.COMPLETION),
@@ -56,7 +58,6 @@ class MemberServer:
         self._plan_waits: Places[asyncio.Task[Any]] = Places(tuning.PLAN_WAITS)
         self._reach_checks: Places[asyncio.Task[Any]] = Places(tuning.REACH_CHECKS)
         self._signed_requests: Places[asyncio.Task[Any]] = Places(tuning.SIGNED_REQUESTS)
-        self._encoded: tuple[str, bytes] = "", b""  # the snapshot that was asked for last
         self.relay = Relay(lambda: member.endpoint, functools.partial(fetch_node_key, member.chain))
 
     def make_app(self) -> web.Application:
@@ -73,7 +74,7 @@ class MemberServer:
                 api.PLAN: self._plan,
                 api.HOLDERS: self._holders,
                 api.EVIDENCE: self._evidence,
-                api.ATTESTATION: self._attestation,
+                api.DUE_NOTICE: self._due_notice,
                 api.HEARTBEAT: self._heartbeat,
                 api.REACH_REQUEST: self._reach,
                 api.SIGNED_REQUEST: self._signed_request,
@@ -95,9 +96,7 @@ class MemberServer:
         snapshot = self._member.machine.find_snapshot(root)
         if snapshot is None:
             return error_reply(404, "this member has no snapshot with that root")
-        if self._encoded[0] != root:
-            self._encoded = root, snapshot.canonical_bytes()
-        return _json(self._encoded[1])  # many replies share these bytes
+        return _reply(snapshot)
 
     async def _message_chunk(self, request: web.Request) -> web.Response:
         digest, index = request.match_info["digest"], request.match_info["index"]
@@ -115,7 +114,7 @@ class MemberServer:
         with get_admission(request).hold(request, self._plan_waits):
             certificate, refusal = await self._member.wait_for_plan(execution_id, wait_s)
         if certificate is not None:
-            return _json(certificate.canonical_bytes())
+            return _reply(certificate)
         if refusal:
             return error_reply(409, refusal)
         return error_reply(404, f"execution {execution_id} has no plan here so far; ask again")
@@ -124,13 +123,13 @@ class MemberServer:
         model_id = request.match_info["model_id"]
         if not _MODEL_ID.fullmatch(model_id):
             return error_reply(404, "that is no model's id")
-        return _json(self._member.describe_holders(model_id).canonical_bytes())
+        return _reply(self._member.describe_holders(model_id))
 
     async def _evidence(self, request: web.Request) -> web.Response:
         evidence = self._member.machine.find_evidence(request.match_info["execution_id"])
         if evidence is None:
             return error_reply(404, "this member has seen no settlement of that execution lately")
-        return _json(evidence.canonical_bytes())
+        return _reply(evidence)
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         received = await read_message(request, api.HEARTBEAT, audience=self._member.audience)
@@ -181,11 +180,16 @@ class MemberServer:
             raise BadSignature(f"{claims.issuer} is no committee member's key", peer=claims.issuer)
         return sender
 
-    async def _attestation(self, request: web.Request) -> web.Response:
+    async def _due_notice(self, request: web.Request) -> web.Response:
+        """Reply what we attest, and of what we hold the ``tasks`` of one ``validator``."""
         execution_id = request.match_info["execution_id"]
-        attestation = self._member.machine.find_attestation(execution_id)
-        if attestation is not None:
-            return _json(attestation.canonical_bytes())
+        validator, tasks = request.query.get("validator", ""), request.query.get("tasks", "")
+        if not _TASKS.fullmatch(tasks):
+            raise InvalidInput("tasks are numbers with commas between them")
+        named = list(dict.fromkeys(map(int, tasks.split(",")))) if tasks else []
+        signed = self._member.machine.sign_notice(execution_id, validator, named)
+        if signed is not None:
+            return _reply(signed)
         if self._member.machine.is_over(execution_id):
             return error_reply(410, f"execution {execution_id} is over")
         return error_reply(404, f"there is no draw for execution {execution_id} here so far")
@@ -212,6 +216,15 @@ def _parse_wait(text: str) -> float:
     if not 0 <= wait_s <= api.PLAN.max_wait_s:
         raise InvalidInput(f"wait_s is a number of seconds from 0 to {api.PLAN.max_wait_s:g}")
     return wait_s
+
+
+def _reply(message: Message) -> web.Response:
+    """Return a reply with a message, which is encoded once however often strangers ask for it."""
+    return _json(message.once(_encode))
+
+
+def _encode(message: Message) -> bytes:
+    return message.canonical_bytes()
 
 
 def _json(body: bytes) -> web.Response:

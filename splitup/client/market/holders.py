@@ -152,7 +152,8 @@ def find_believable(answers: Sequence[ModelHolders], tolerated: int) -> ModelHol
 
 async def _ask(http: SignedClient, endpoint: str, model_id: str) -> ModelHolders | None:
     try:
-        value = await http.get_json(api.HOLDERS.url(endpoint, model_id=model_id))
+        url = api.HOLDERS.url(endpoint, model_id=model_id)
+        value = await http.get_json(url, max_bytes=api.HOLDERS.max_reply_bytes)
         return ModelHolders.from_value(value)
     except SplitUpError:
         return None

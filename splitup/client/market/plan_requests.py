@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from splitup.core import limits
 from splitup.core.background import cancel
 from splitup.core.errors import InvalidInput, PeerFault, Refused, SplitUpError, Unavailable
 from splitup.messages import api
@@ -105,9 +106,11 @@ async def _ask_all(
 
     async def ask(endpoint: str) -> PlanCertificate:
         url = api.PLAN.url(endpoint, execution_id=wanted.execution_id, wait_s=_WAIT_S)
+        most = limits.PLAN_BYTES + wanted.task_count * limits.PLAN_TASK_BYTES
         while True:
+            asked_s = asyncio.get_running_loop().time()
             try:
-                value = await http.get_json(url, timeout_s=_WAIT_S + 5)
+                value = await http.get_json(url, timeout_s=_WAIT_S + 5, max_bytes=most)
                 certificate = PlanCertificate.from_value(value)
                 check_plan(certificate, wanted, committee)
                 return certificate
@@ -120,8 +123,9 @@ async def _ask_all(
                 elif error.status != 404:
                     problems[endpoint] = str(error)
                     await asyncio.sleep(_PAUSE_S)
-                else:
-                    await asyncio.sleep(0)  # it has waited for the plan already
+                else:  # it has waited for the plan already, or should have
+                    waited_s = asyncio.get_running_loop().time() - asked_s
+                    await asyncio.sleep(0 if waited_s > _PAUSE_S else _PAUSE_S)
             except SplitUpError as error:
                 problems[endpoint] = str(error)
                 await asyncio.sleep(_PAUSE_S)

@@ -2,23 +2,33 @@
 
 A statement is: a commitment is held, a party is silent, the ruling on a task, or reveals are due.
 It counts once 2f+1 members made it: any other 2f+1 members then include f+1 of them, so an honest
-one. Members collect attestations to judge; executors and validators collect them to know when it is
-safe to reveal.
+one. Members collect attestations to judge. Executors and validators, who only have to know when it
+is safe to reveal, collect short notices of what members attest.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from splitup.core import limits
 from splitup.core.errors import PeerFault
 from splitup.crypto.keys import Identity, verify
-from splitup.messages.verification import Attestation, Held, Ruling, SignedAttestation, Silence
+from splitup.messages.verification import (
+    Attestation,
+    DueNotice,
+    Held,
+    Ruling,
+    SignedAttestation,
+    SignedDueNotice,
+    Silence,
+)
 from splitup.protocol.committee.certificates import CommitteeView
 
 ATTESTATION_DOMAIN: Final = b"splitup/attestation/v1"
+_NOTICE_DOMAIN: Final = b"splitup/due-notice/v1"
 
 
 def sign_attestation(identity: Identity, attestation: Attestation) -> SignedAttestation:
@@ -36,6 +46,59 @@ def check_attestation(signed: SignedAttestation, committee: CommitteeView) -> No
     if len(payload) > limits.MAX_ATTESTATION_BYTES:
         raise PeerFault(f"an attestation has {len(payload)} bytes", peer=member.account)
     verify(member.signing_key, ATTESTATION_DOMAIN, payload, bytes.fromhex(signed.signature[2:]))
+
+
+def sign_notice(
+    identity: Identity, attestation: Attestation, validator: str, tasks: Collection[int]
+) -> SignedDueNotice:
+    """Sign what an attestation says to a node that validates these tasks."""
+    held = attestation.once(_index_held)
+    notice = DueNotice(
+        execution_id=attestation.execution_id,
+        member=attestation.member,
+        steps=attestation.steps,
+        due=attestation.due,
+        held=tuple(held[task, validator] for task in tasks if (task, validator) in held),
+    )
+    signature = identity.sign(_NOTICE_DOMAIN, notice.canonical_bytes())
+    return SignedDueNotice(notice=notice, signature="0x" + signature.hex())
+
+
+def check_notice(signed: SignedDueNotice, committee: CommitteeView) -> None:
+    """Raise PeerFault or BadSignature for a notice that no member signed as its own."""
+    member = committee.member_of(signed.notice.member)
+    payload, signature = signed.notice.canonical_bytes(), bytes.fromhex(signed.signature[2:])
+    verify(member.signing_key, _NOTICE_DOMAIN, payload, signature)
+
+
+@dataclass(slots=True)
+class DueNotices:
+    """What members told one node of one execution: whether to reveal, and what they hold of it."""
+
+    quorum: int
+    own: dict[int, Held] = field(default_factory=dict)  # what the node committed to, by task
+    _due: dict[str, int] = field(default_factory=dict)  # steps of the draw, by member
+    _holders: dict[int, set[str]] = field(default_factory=dict)  # of ``own``, by task
+
+    def add(self, notice: DueNotice) -> None:
+        """Count a checked notice; what a member said stays said."""
+        if notice.due:
+            self._due[notice.member] = notice.steps
+        for held in notice.held:
+            if self.own.get(held.task) == held:
+                self._holders.setdefault(held.task, set()).add(notice.member)
+
+    def says_anybody_due(self) -> bool:
+        """Return whether a member said that it is time to reveal."""
+        return bool(self._due)
+
+    def find_due_steps(self) -> int:
+        """Return the steps of the draw, over which to reveal now; 0 if it is not time."""
+        return _find_agreed(self._due, self.quorum)
+
+    def is_fixed(self, task: int) -> bool:
+        """Return whether the node's commitment for a task can no longer be ignored."""
+        return len(self._holders.get(task, ())) >= self.quorum
 
 
 # what a member says: also that reveals are due (by steps), or that it cannot recompute a task
@@ -181,8 +244,7 @@ class Attestations:
 
     def find_due_steps(self) -> int:
         """Return the steps of the draw, over which parties are to reveal now; 0 if they are not."""
-        steps, count = next(iter(Counter(self._due.values()).most_common(1)), (0, 0))
-        return steps if count >= self._quorum else 0
+        return _find_agreed(self._due, self._quorum)
 
     def find_fixed(self, task: int, validator: str) -> str | None:
         """Return the root that the validator can no longer change, or None."""
@@ -221,6 +283,16 @@ def _fits(kept: Sequence[_Kept]) -> bool:
     """Return whether so many attestations of one member may be kept and shown."""
     size_bytes = sum(one.size_bytes for one in kept)
     return len(kept) <= limits.MAX_CONFLICTING and size_bytes <= limits.MAX_ATTESTATION_BYTES
+
+
+def _find_agreed(steps_by_member: Mapping[str, int], quorum: int) -> int:
+    """Return the number of steps that a quorum names, or 0."""
+    steps, count = next(iter(Counter(steps_by_member.values()).most_common(1)), (0, 0))
+    return steps if count >= quorum else 0
+
+
+def _index_held(attestation: Attestation) -> dict[tuple[int, str], Held]:
+    return {(held.task, held.validator): held for held in attestation.held}
 
 
 def _measure(attestation: Attestation) -> int:

@@ -215,3 +215,18 @@ class CollectedCommitments:
         for_end = self.by_node.get(node, {}).get(steps)
         counts = sorted(self.counts.get(node, {}).items(), reverse=True)
         return for_end or next((held for _, held in counts if steps in held.roots), None)
+
+
+def check_extent(commitment: ExecutorCommitment, plan: Plan) -> None:
+    """Raise PeerFault for a commitment that holds what its node has no use for.
+
+    Members keep it as it was signed: one takeover of each task that the node is a candidate for,
+    and the fields of a count in counts only.
+    """
+    tasks, node = [signed.takeover.task for signed in commitment.takeovers], commitment.node
+    if (
+        len(set(tasks)) < len(tasks)
+        or not all(task < len(plan.tasks) and node in plan.tasks[task] for task in tasks)
+        or (not commitment.end.is_count and (commitment.order or commitment.earlier))
+    ):
+        raise PeerFault(f"a commitment of {node} holds more than its own tasks need", peer=node)

@@ -35,7 +35,7 @@ from splitup.protocol.settlement.chain_commitments import (
     ChainCommitments,
     DrawBasis,
 )
-from splitup.protocol.settlement.collected_commitments import CollectedCommitments
+from splitup.protocol.settlement.collected_commitments import CollectedCommitments, check_extent
 from splitup.protocol.settlement.evidence import compute_evidence_root, make_evidence
 from splitup.protocol.settlement.verification_state import PlanContext, Verification
 
@@ -354,6 +354,8 @@ class SettlementState:
         answers for. Counts are ignored once there is a draw.
         Raises PeerFault, BadSignature for what the client did not sign, or without any step.
         """
+        if self.certificate is not None:
+            check_extent(commitment, self.certificate.plan)
         self.add_takeovers(commitment.takeovers)
         if not commitment.end.is_count:
             self.add_end(commitment.end)
@@ -406,6 +408,8 @@ class SettlementState:
             return
         for signed in takeovers:
             name = signed.takeover.task, signed.takeover.candidate
-            if name not in self.collected.takeovers:
+            known = self.collected.takeovers.get(name)
+            if signed != known:  # also of a known name: what others are shown is signed
                 check_takeover(signed, self.certificate.plan)
+            if known is None:
                 self.collected.add_takeover(signed, self.certificate.plan)

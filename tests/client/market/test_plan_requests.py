@@ -10,6 +10,7 @@ from aiohttp import web
 
 from splitup.client.market import plan_requests
 from splitup.client.market.plan_requests import check_plan, fetch_certificate
+from splitup.core import limits
 from splitup.core.errors import BadSignature, InvalidInput, PeerFault, Unavailable
 from splitup.crypto.quorum import Domain
 from splitup.messages.plans import PlanCertificate
@@ -134,3 +135,34 @@ async def test_a_client_follows_a_committee_that_changes_meanwhile(
 
         async with SignedClient() as http:
             assert await fetch_certificate(http, fetch, WANTED, timeout_s=HANG_S) == CERTIFICATE
+
+
+async def test_s116_a_member_that_knows_no_plan_at_once_is_asked_now_and_then() -> None:
+    """Honest ones answer so after they have waited; a client asked a liar all the time."""
+    asked = 0
+
+    def answer(request: web.Request, reply: int) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return error_reply(reply, "there is no plan")
+
+    async with (
+        serve_committee("/v1/plan/{id}", (404,), answer) as committee,
+        SignedClient() as http,
+    ):
+        with pytest.raises(Unavailable, match="none of the 1 committee members"):
+            await fetch_certificate(http, always(committee), WANTED, timeout_s=0.5)
+    assert 1 <= asked <= 4
+
+
+async def test_s116_a_plan_has_no_more_bytes_than_its_model_has_tasks_for() -> None:
+    def answer(request: web.Request, reply: int) -> web.Response:
+        return web.Response(body=b"[" * reply, content_type="application/json")
+
+    most = limits.PLAN_BYTES + WANTED.task_count * limits.PLAN_TASK_BYTES
+    async with (
+        serve_committee("/v1/plan/{id}", (most + 1,), answer) as committee,
+        SignedClient() as http,
+    ):
+        with pytest.raises(Unavailable, match=f"the limit is {most}"):
+            await fetch_certificate(http, always(committee), WANTED, timeout_s=0.5)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 import pytest_asyncio
@@ -33,12 +34,11 @@ from splitup.messages.completions import (
 from splitup.messages.verification import (
     Attestation,
     Held,
-    SignedAttestation,
     ValidatorCommitment,
 )
 from splitup.protocol.committee.certificates import CommitteeView, MemberView
 from splitup.protocol.execution.ends import make_count
-from splitup.protocol.settlement.attestations import check_attestation, sign_attestation
+from splitup.protocol.settlement.attestations import sign_notice
 from splitup.storage.journal import Journal
 from tests.builders import HANG_S
 
@@ -80,6 +80,7 @@ class FakeHttp:
         self.told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self.commitments: asyncio.Queue[tuple[str, ExecutorCommitment]] = asyncio.Queue()
         self.shown: asyncio.Queue[str] = asyncio.Queue()  # members that were told of takeovers
+        self.most_bytes: list[int] = []  # that answers may have
         self.undrawn: set[str] = set()  # members that know no draw
         self.held: tuple[Held, ...] = ()  # validators' commitments that all attest
 
@@ -89,7 +90,9 @@ class FakeHttp:
         return body if isinstance(body, ExecutorCommitment) else body.execution_id
 
     async def get_json(self, url: str, *, timeout_s: float, max_bytes: int) -> dict[str, Any]:
-        endpoint, _, execution_id = url.partition(api.ATTESTATION.path.format(execution_id=""))
+        endpoint, _, asked = url.partition(api.DUE_NOTICE.path.format(execution_id=""))
+        execution_id, _, query = asked.partition("?")
+        named = dict(parse_qsl(query))
         self.asked.set()
         self.asks.put_nowait(endpoint)
         if endpoint in self.hung:
@@ -108,7 +111,11 @@ class FakeHttp:
             silent=(),
             rulings=(),
         )
-        return sign_attestation(MEMBERS[place], attestation).model_dump(mode="json")
+        tasks = [int(task) for task in named.get("tasks", "").split(",") if task]
+        signed = sign_notice(MEMBERS[place], attestation, named.get("validator", ""), tasks)
+        assert len(signed.canonical_bytes()) <= max_bytes
+        self.most_bytes.append(max_bytes)
+        return signed.model_dump(mode="json")
 
     async def post_token(self, route: api.Route[Any], member: str, token: Any) -> dict[str, Any]:
         if member in self.hung:
@@ -455,15 +462,8 @@ async def test_f08_a_member_that_hangs_delays_nobody(http: FakeHttp) -> None:
 async def test_all_who_wait_for_an_execution_ask_f_plus_1_members_together_until_one_has_news(
     http: FakeHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checked: list[str] = []
-
-    def check(signed: SignedAttestation, committee: CommitteeView) -> None:
-        checked.append(signed.attestation.member)
-        check_attestation(signed, committee)
-
     monkeypatch.setattr(tuning, "REPORT_RETRY_S", 0.01)
     monkeypatch.setattr(tuning, "ATTESTATION_POLL_MAX_S", 0.01)
-    monkeypatch.setattr("splitup_node.committee.committee_client.check_attestation", check)
     committee_client = CommitteeClient(http, fetch_committee)  # type: ignore[arg-type]
     number, http.due = make_completion(1).execution_id, set()
     async with asyncio.timeout(HANG_S), asyncio.TaskGroup() as group:
@@ -473,7 +473,6 @@ async def test_all_who_wait_for_an_execution_ask_f_plus_1_members_together_until
         ]
         turns = [{await http.asks.get(), await http.asks.get()} for _ in range(6)]
         assert turns == [{"http://m1", "http://m2"}, {"http://m3", "http://m4"}] * 3
-        assert sorted(checked) == sorted(member.address for member in MEMBERS)
         http.due = {"http://m1", "http://m2"}  # no quorum: one of them may lie
         for _ in range(http.asks.qsize() + 12):
             await http.asks.get()
@@ -502,6 +501,36 @@ async def test_a_validator_that_waits_beside_others_reveals_once_its_own_commitm
         assert not validator.done()
         http.held = (Held(task=0, validator=NODE, root=announced.root),)
     assert validator.result() == 1
+
+
+async def test_s116_a_member_answers_a_waiting_node_no_more_than_it_asked(
+    http: FakeHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that lied answered 8 MiB, every second, about each execution that a node waits for."""
+    monkeypatch.setattr(tuning, "REPORT_RETRY_S", 0.01)
+    committee_client = CommitteeClient(http, fetch_committee)  # type: ignore[arg-type]
+    number = "0x" + "ff" * 32
+    tasks = range(limits.MAX_TASKS - 3, limits.MAX_TASKS)
+    roots = {task: "0x" + f"{task:064x}" for task in tasks}
+    http.held = tuple(
+        Held(task=task, validator=validator, root=root)
+        for task, root in roots.items()
+        for validator in (NODE, "0x" + "77" * 20)
+    )
+    async with asyncio.timeout(HANG_S):
+        assert await committee_client.wait_until_due(number, None, math.inf) == 1
+        assert max(http.most_bytes) <= 1_024
+        await asyncio.gather(
+            *(
+                committee_client.wait_until_due(
+                    number,
+                    ValidatorCommitment(execution_id=number, task=t, validator=NODE, root=root),
+                    math.inf,
+                )
+                for t, root in roots.items()
+            )
+        )
+    assert 1_024 < max(http.most_bytes) <= 1_024 + 3 * 256
 
 
 @pytest.mark.parametrize("is_watched", [False, True])

@@ -148,12 +148,12 @@ def test_a10_a_log_takes_no_more_of_the_store_than_its_steps_can() -> None:
     take(2)
 
 
-def test_uploads_of_a_key_are_bounded_by_the_day() -> None:
+def test_uploads_of_an_account_are_bounded_by_the_day() -> None:
     quota = UploadQuota(1_000)
     right = Right("PUT", "blobs/x", 400, "x")
     quota.take("a", [right, right], 0)
     with pytest.raises(Refused, match="200 that are left today") as refusal:
         quota.take("a", [right], 86_399)
     assert refusal.value.status == 429
-    quota.take("b", [right], 86_399)  # another key
+    quota.take("b", [right], 86_399)  # another account
     quota.take("a", [right], 86_400)  # another day

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -12,19 +14,21 @@ from aiohttp import web
 from botocore.credentials import Credentials
 from splitup_oracle.config import GatewayPolicy
 from splitup_oracle.gateway import sources
+from splitup_oracle.gateway.access import Right
 from splitup_oracle.gateway.audit_log import AuditLog
 from splitup_oracle.gateway.http_gateway import Gateway
 from splitup_oracle.gateway.presigning import Presigner
 from splitup_oracle.gateway.sources import ChainView, ObjectView
 
 from splitup.core import tuning
-from splitup.core.errors import Refused, StorageUnavailable
+from splitup.core.errors import Refused, StorageUnavailable, Throttled
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.graph.manifest import Manifest
 from splitup.messages import api
-from splitup.messages.storage import ModelRequest
+from splitup.messages.storage import ModelRequest, UploadObject, UploadRequest
 from splitup.net.http import SignedClient
 from splitup.net.http_server import serve_app
+from splitup.storage.gateway_client import prove_account
 from tests.builders import make_chain_manifest
 
 AUDIENCE = "http://gateway"
@@ -45,6 +49,12 @@ class Facts:
     async def fetch_manifest(self, model_id: str) -> Manifest:
         return MANIFEST
 
+    async def has_funds(self, account: str, micro_usdc: int) -> bool:
+        return True
+
+    async def find_present(self, rights: Sequence[Right]) -> frozenset[str]:
+        return frozenset()
+
 
 async def ask(url: str, who: Identity, token: str = "") -> str:
     """Send a request, and return the token that it was sent with."""
@@ -54,13 +64,15 @@ async def ask(url: str, who: Identity, token: str = "") -> str:
         return token
 
 
-def make_gateway(facts: Facts, objects: ObjectView, folder: Path) -> Gateway:
+def make_gateway(
+    facts: Facts, objects: ObjectView, folder: Path, policy: GatewayPolicy | None = None
+) -> Gateway:
     return Gateway(
         chain=cast(ChainView, facts),
         objects=objects,
         presigner=PRESIGNER,
         audit=AuditLog(folder / "audit.jsonl"),
-        policy=GatewayPolicy(),
+        policy=policy or GatewayPolicy(),
         audience=AUDIENCE,
         now_s=time.time,
     )
@@ -112,6 +124,30 @@ async def test_s11_strangers_do_not_fill_the_memory_of_used_tokens(
         with pytest.raises(Refused, match="used before"):
             await ask(server.url, nodes[0], token)
         assert len(gateway._replays) == 1
+    finally:
+        await server.close()
+
+
+async def test_s119_an_account_stores_no_more_by_having_many_keys(tmp_path: Path) -> None:
+    """Keys are free, and an account's key links as many of them to it as it likes."""
+    facts, account, other = Facts([]), generate_identity(), generate_identity()
+    policy = GatewayPolicy(upload_bytes_per_day=100)
+    gateway = make_gateway(facts, cast(ObjectView, facts), tmp_path, policy)
+    server = await serve_app(gateway.make_app(), "127.0.0.1", 0)
+
+    async def upload(owner: Identity, number: int) -> None:
+        digest = f"{number:064x}"
+        blob = UploadObject(key=f"blobs/{digest}", length_bytes=60, sha256=digest)
+        async with SignedClient(key := generate_identity()) as http:
+            linked = replace(owner, signing_key_hex=key.signing_key_hex)
+            body = UploadRequest(proof=prove_account(linked), objects=(blob,))
+            await http.post_signed(api.UPLOAD_REQUEST, server.url, AUDIENCE, body)
+
+    try:
+        await upload(account, 1)
+        with pytest.raises(Throttled, match="40 that are left today"):
+            await upload(account, 2)
+        await upload(other, 2)
     finally:
         await server.close()
 

@@ -10,8 +10,11 @@ from splitup.messages.completions import EMPTY_DIGEST
 from splitup.messages.verification import Attestation, Held, Ruling, SignedAttestation, Silence
 from splitup.protocol.settlement.attestations import (
     Attestations,
+    DueNotices,
     check_attestation,
+    check_notice,
     sign_attestation,
+    sign_notice,
 )
 from tests.builders import address
 from tests.protocol.committees import make_committee, make_identity
@@ -195,3 +198,24 @@ def test_a15_only_the_member_itself_and_only_these_words() -> None:
     foreign = good.attestation.model_copy(update={"member": stranger.address})
     with pytest.raises(PeerFault, match="no committee member"):
         check_attestation(sign_attestation(stranger, foreign), VIEW)
+
+
+def test_a_node_reveals_by_notices_of_a_quorum_that_its_members_signed() -> None:
+    """A member that lies can name any root and any number of steps, and names itself only."""
+    notices = DueNotices(VIEW.quorum)
+    held = Held(task=0, validator=VALIDATOR, root=ROOTS[0])
+    notices.own[0] = held
+    for place, root in ((3, ROOTS[1]), (0, ROOTS[0]), (1, ROOTS[0]), (2, ROOTS[0])):
+        assert not notices.find_due_steps() and not notices.is_fixed(0)
+        attestation = attest(place, due=place < 3, root=root).attestation
+        signed = sign_notice(MEMBERS[place], attestation, VALIDATOR, (0, 1))
+        check_notice(signed, VIEW)
+        other = signed.notice.model_copy(update={"member": MEMBERS[(place + 1) % 4].address})
+        with pytest.raises(BadSignature):
+            check_notice(signed.model_copy(update={"notice": other}), VIEW)
+        notices.add(signed.notice)
+        notices.add(signed.notice)
+    assert notices.find_due_steps() == 1 and notices.is_fixed(0) and not notices.is_fixed(1)
+    attestation = attest(0, root=ROOTS[0]).attestation
+    assert sign_notice(MEMBERS[0], attestation, address(12), (0,)).notice.held == ()
+    assert sign_notice(MEMBERS[0], attestation, VALIDATOR, ()).notice.held == ()

@@ -8,15 +8,19 @@ from splitup.core import limits, tuning
 from splitup.core.errors import BadSignature, PeerFault, Unavailable
 from splitup.crypto import quorum
 from splitup.messages.base import Message
+from splitup.messages.completions import Takeover
 from splitup.protocol.committee.commands import Command, Gossip, SubmitCommitments
 from splitup.protocol.committee.events import ExecutionCommitted
 from splitup.protocol.committee.peer_messages import CommitmentsShared, CommitmentsVote
+from splitup.protocol.execution.takeovers import sign_takeover
 from splitup.protocol.settlement.chain_commitments import compute_commitments_root
+from splitup.protocol.settlement.collected_commitments import check_extent
 from splitup.protocol.settlement.commitments import CommitmentAgreement
 from splitup.protocol.settlement.settlement_state import SettlementState
 from tests.protocol.committees import make_identity
 from tests.protocol.machines import (
     BLOCK,
+    CLIENT,
     EXECUTION,
     EXECUTORS,
     STEPS,
@@ -122,6 +126,49 @@ def test_what_is_shared_is_divided_among_messages_that_members_accept() -> None:
     sizes = [len(message.canonical_bytes()) for message in messages]
     assert max(sizes) < limits.MAX_MESSAGE_BYTES
     assert sum(sizes) > len(state.collected.list_tokens()) * 2**19
+
+
+def test_s118_a_commitment_holds_no_more_than_its_nodes_tasks_need() -> None:
+    """Members keep and pass on what its node signed: it was filled with copies that nobody signed.
+
+    Whose name was known was not checked again, so that each of 32 had 768 KiB.
+    """
+    plan = CONTEXT.plan
+    task, place = next(
+        (task, place)
+        for task, candidates in enumerate(plan.tasks)
+        for place in range(1, len(candidates))
+        if candidates[place] in EXECUTORS
+    )
+    node = plan.tasks[task][place]
+    takeover = Takeover(execution_id=EXECUTION, task=task, candidate=place, first_step=0)
+    signed = sign_takeover(CLIENT, takeover)
+    false = signed.model_copy(update={"signature": "0x" + "11" * 64})
+    others = tuple(tuple(one for one in nodes if one != node) for nodes in plan.tasks)
+
+    def take(node: str, **fields: object) -> None:
+        commitment = make_commitment(node).model_copy(update=fields)
+        agreement.process_commitment(state, commitment, KEYS[node], TOKEN)
+
+    agreement, state = CommitmentAgreement(make_context(), lambda: ANSWER_S), make_committing()
+    state.add_takeovers([signed])
+    for refused in (
+        {"takeovers": (signed, signed)},
+        {"order": "00"},
+        {"earlier": ("0x" + "b" * 64,)},
+    ):
+        with pytest.raises(PeerFault, match="more than its own tasks need"):
+            take(node, **refused)
+    with pytest.raises(PeerFault, match="more than its own tasks need"):
+        check_extent(
+            make_commitment(node).model_copy(update={"takeovers": (signed,)}),
+            plan.model_copy(update={"tasks": others}),
+        )
+    with pytest.raises(BadSignature):
+        take(node, takeovers=(false,))
+    assert not state.collected.list_tokens()
+    take(node, takeovers=(signed,))
+    assert state.collected.list_tokens() == [TOKEN]
 
 
 def test_2f_1_equal_votes_are_submitted_by_rank_once_the_chain_holds_the_plan() -> None:
