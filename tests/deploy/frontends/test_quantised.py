@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +205,12 @@ def test_s129_a_pattern_of_modules_takes_no_time(name: str) -> None:
     config = QuantisationConfig(FP8 | {"modules_to_not_convert": [name]})
     with pytest.raises(InvalidModel, match="leaves out modules by 're:"):
         config.make_shape(f"model.layers.{'a' * 64}_proj.weight", 128, 128, "bfloat16")
+
+
+def test_s133_a_layer_of_which_only_the_shape_is_known_takes_no_memory() -> None:
+    tracemalloc.start()
+    found = QuantisationConfig(FP8).make_shape("model.layers.0.a_proj.weight", 1, 2**31, "bfloat16")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found is not None and found.spec.shape[:2] == (1, 2**24)
+    assert most < 2**20

@@ -110,9 +110,9 @@ class _Layer:
                 "even number that divides them is wanted"
             )
         count, encoding = self.columns // elements, f"{self.kind}_{self.scale}".rstrip("_")
-        group_of = np.arange(count) * elements // self.group
 
         def make(first: int, rows: int) -> Array:
+            group_of = np.arange(count) * elements // self.group
             q = self.numbers(first, rows).reshape(rows, count, elements)
             if self.kind.endswith("4"):
                 half = elements // 2
