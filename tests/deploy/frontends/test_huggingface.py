@@ -188,7 +188,7 @@ def test_tokens_of_the_configuration_count(
         ([], [1], {"5": {"content": "a"}}),
         ([], [[]], {"5": {"content": "a"}}),
         ([], {}, {"5": {"content": []}}),
-        ([], {}, {"5": {}, "05": {}}),
+        ([], {}, {"5": {"content": "a"}, "05": {"content": "b"}}),
         ([], {"\ud800": 1}, {"5": {"content": "a"}}),
         ([], {}, [1]),
     ],
