@@ -202,6 +202,12 @@ ROWS: Final = {
     "S123": "a link in a folder where somebody joins a network, which leads to another file",
     "S124": "an answer of thousands of objects, which is read again for each of its tokens",
     "S125": "large plans and snapshots, which a member encodes for each who asks",
+    "S128": "a server or host that gives another model or adapter the id that was asked for",
+    "S129": "a pattern in a model's configuration that takes forever to match",
+    "S130": "an ONNX file of a megabyte that takes hours to read",
+    "S131": "a page that counts again, for each who looks, which nodes hold each task",
+    "S132": "an exported model whose steps fill the memory of whoever runs it",
+    "S133": "a model's configuration of a kilobyte that takes gigabytes to look at",
 }
 
 _PYTHON: Final = re.compile(r"^(?:async )?def (test_(?:[fas]\d{2,3}_)+\w*)\(", re.MULTILINE)

@@ -58,8 +58,8 @@ async def test_noise_is_on_every_row_that_leaves_the_device(url: str, tmp_path: 
     sent = []
     async with SplitClient(url, cache=tmp_path / "cache") as device:
         found = await device.open(PRIVATE)
-        tokens = tuple(found.tokenizer.encode(PROMPT))[: found.info.chunk]
-        arrays = make_arrays(make_causal_step(tokens, 0), found.info.chunk)
+        tokens = tuple(found.tokenizer.encode(PROMPT))[: found.cut.chunk]
+        arrays = make_arrays(make_causal_step(tokens, 0), found.cut.chunk)
         run = found.programs.new_run()
         specs = [port.spec for port in found.manifest.user_inputs]
         begun = await run.begin(check_inputs(specs, arrays))
@@ -73,7 +73,7 @@ async def test_noise_is_on_every_row_that_leaves_the_device(url: str, tmp_path: 
                 assert session.noise.epsilon == pytest.approx(noise.epsilon)
                 more = make_causal_step(tokens[:1], len(tokens))
                 with pytest.raises(InvalidInput, match="open a session for more rows"):
-                    await session.submit(make_arrays(more, found.info.chunk))
+                    await session.submit(make_arrays(more, found.cut.chunk))
     little, much = sent
     units = plain / np.linalg.norm(plain, axis=1, keepdims=True)
     length = np.median(np.linalg.norm(plain, axis=1))

@@ -545,4 +545,13 @@ MUTANTS: Final = (
         "test_s122_a_key_fills_no_memory_by_large_requests_that_wait",
         is_quick=False,
     ),
+    Mutant(
+        "one count of holders",
+        "extras/gateway/splitup_gateway/explorer/descriptions.py",
+        "snapshot.once(_count_residents) if",
+        "_count_residents(snapshot) if",
+        "extras/gateway/gateway_tests/explorer/test_views.py::"
+        "test_s131_holders_are_counted_once_for_each_list_of_nodes",
+        is_quick=False,
+    ),
 )

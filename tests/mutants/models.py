@@ -272,4 +272,66 @@ MUTANTS: Final = (
         "yield segment",
         "tests/cli/test_console.py::test_s65_a_terminal_obeys_nobody_but_the_program",
     ),
+    Mutant(
+        "id of a device's model",
+        "extras/private/splitup_private/split/client.py",
+        'key = "model_id" if model.startswith("0x") else "name"',
+        'key = "name"',
+        "extras/gateway/gateway_tests/split/test_client.py::"
+        "test_s128_a_models_id_opens_no_other_model",
+        is_quick=False,
+    ),
+    Mutant(
+        "digest of an adapter",
+        "extras/private/splitup_private/adapters/client.py",
+        "if getattr(info, key) == expert:",
+        "if expert in (info.name, info.adapter):",
+        "extras/private/private_tests/adapters/test_choice.py::"
+        "test_s128_no_adapters_name_passes_for_anothers_digest",
+    ),
+    Mutant(
+        "patterns of modules",
+        "deploy/splitup_deploy/frontends/huggingface/quantised_layers.py",
+        """if "".join(pieces) != body.removesuffix("$") or math""",
+        "if math",
+        "tests/deploy/frontends/test_quantised.py::test_s129_a_pattern_of_modules_takes_no_time",
+        is_quick=False,
+    ),
+    Mutant(
+        "memory of a shape",
+        "deploy/splitup_deploy/frontends/huggingface/quantised_layers.py",
+        "        def make(first: int, rows: int) -> Array:\n"
+        "            group_of = np.arange(count) * elements // self.group\n",
+        "        group_of = np.arange(count) * elements // self.group\n\n"
+        "        def make(first: int, rows: int) -> Array:\n",
+        "tests/deploy/frontends/test_quantised.py::"
+        "test_s133_a_layer_of_which_only_the_shape_is_known_takes_no_memory",
+        is_quick=False,
+    ),
+    Mutant(
+        "names of an ONNX file",
+        "deploy/splitup_deploy/frontends/onnx/model_file.py",
+        "        result = base\n        while",
+        "        result = base\n        self.names[base] = 1\n        while",
+        "tests/deploy/frontends/test_onnx.py::"
+        "test_s130_a_name_is_found_at_once_however_often_it_stands",
+        is_quick=False,
+    ),
+    Mutant(
+        "constants of an ONNX file",
+        "deploy/splitup_deploy/frontends/onnx/model_file.py",
+        " or self.elements_left < 0",
+        "",
+        "tests/deploy/frontends/test_onnx.py::"
+        "test_s130_all_constants_of_a_model_that_shapes_depend_on_are_bounded",
+        is_quick=False,
+    ),
+    Mutant(
+        "steps of an exported model",
+        "extras/edge/splitup_edge/program.py",
+        "if nbytes > limits.MAX_TENSOR_BYTES:",
+        "if False:",
+        "extras/edge/edge_tests/edge/test_confined_program.py::"
+        "test_s132_the_arrays_of_a_step_are_bounded",
+    ),
 )

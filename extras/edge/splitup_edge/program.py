@@ -12,11 +12,11 @@ import os
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Final, Literal, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from splitup.core import limits
 from splitup.core.codec import parse_json
@@ -45,6 +45,16 @@ class EdgeInfo(Record):
     dtype: Literal["float32", "float16"]
     methods: Annotated[dict[str, Size], Field(min_length=1, max_length=8)]
     text: TextInfo
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        """Bound what whoever runs the program holds for a step: its layout, and its logits."""
+        nbytes = 4 * self.chunk * max(2 + 2 * self.chunk, self.text.vocab)
+        if nbytes > limits.MAX_TENSOR_BYTES:
+            raise ValueError(
+                f"a step has arrays of {nbytes} bytes; the limit is {limits.MAX_TENSOR_BYTES}"
+            )
+        return self
 
     def make_shape(self, method: str) -> StaticShape:
         """Return the sizes of a method's step."""

@@ -179,6 +179,30 @@ def test_tokens_of_the_configuration_count(
         assert Tokenizer.from_str(data.decode()).encode("ab<x>  c<y>").ids == wanted
 
 
+@pytest.mark.parametrize(
+    ("added", "vocab", "decoder"),
+    [
+        ([1], {}, {"5": {"content": "a"}}),
+        ([{"content": []}], {}, {"5": {"content": "a"}}),
+        ([], {"a": "b", "b": 1}, {"5": {"content": "c"}}),
+        ([], [1], {"5": {"content": "a"}}),
+        ([], [[]], {"5": {"content": "a"}}),
+        ([], {}, {"5": {"content": []}}),
+        ([], {}, {"5": {"content": "a"}, "05": {"content": "b"}}),
+        ([], {"\ud800": 1}, {"5": {"content": "a"}}),
+        ([], {}, [1]),
+    ],
+)
+def test_tokens_that_are_none_are_refused(
+    tmp_path: Path, added: Any, vocab: Any, decoder: Any
+) -> None:
+    table = {"added_tokens": added, "model": {"vocab": vocab}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(table))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    with pytest.raises(InvalidModel, match="lists no tokens by id"):
+        read_tokenizer(tmp_path)
+
+
 def test_the_context_is_bounded(tmp_path: Path) -> None:
     save_llama(tmp_path)
     for context in (0, -1, 17):

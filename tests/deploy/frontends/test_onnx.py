@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from splitup_deploy.cutting.build import CompiledModel, build, parse_dims
 from splitup_deploy.frontends.onnx.graph_file import read_onnx
+from splitup_deploy.frontends.onnx.model_file import _Importer, load_onnx
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.frontends.weight_sources import FileSlice
 from splitup_deploy.uncut_model import load_reference
@@ -461,6 +463,35 @@ def test_hostile_files_are_refused_at_once(tmp_path: Path) -> None:
         with pytest.raises(InvalidModel):
             read_onnx(path)
         assert time.monotonic() - start < HANG_S, name
+
+
+def test_s130_a_name_is_found_at_once_however_often_it_stands() -> None:
+    importer = _Importer({})
+    asked = Counter[str]()
+
+    class Names(dict[str, int]):
+        def __contains__(self, name: object) -> bool:
+            asked["names"] += 1
+            return super().__contains__(name)
+
+    importer.names = Names()
+    found = [importer.rename(name) for name in ["ä.2", *"äöü" * 100]]
+    assert found[:5] == ["_.2", "_", "_.3", "_.4", "_.5"] and len({*found}) == 301
+    assert asked["names"] < 3 * len(found)
+
+
+def test_s130_all_constants_of_a_model_that_shapes_depend_on_are_bounded(tmp_path: Path) -> None:
+    graph = Graph([FLOAT], [("y", "float32", (2, 3))])
+    graph.tensors = {"size": np.array([2, 60_000], np.int64), "shape": np.array([2, 3], np.int64)}
+    for step in range(60):  # each takes a tenth of a second
+        graph.tensors[f"c{step}"] = np.array([[1], [3]], np.int64)
+        graph.add("Expand", f"c{step} size", f"e{step}")
+        graph.add("ReduceMin", f"e{step}", f"m{step}", keepdims=0)
+        graph.add("Mul", f"m{step} shape", f"s{step}")
+        graph.add("Expand", f"{f'r{step - 1}' if step else 'x'} s{step}", f"r{step}")
+    graph.add("Relu", "r59", "y")
+    with pytest.raises(InvalidModel, match=r"constant 's\d+' that takes long to compute"):
+        load_onnx(str(save_onnx(tmp_path / "m.onnx", graph)), Sizes())
 
 
 @pytest.mark.long  # in small: graph/test_hostile_graphs.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from splitup_deploy.frontends import load_model
 from splitup_deploy.frontends.decoder.quantised import dequantise, describe_slow
+from splitup_deploy.frontends.huggingface.quantised_layers import QuantisationConfig
 from splitup_deploy.frontends.source_model import Sizes
 from splitup_deploy.uncut_model import load_reference
 from tinygrad.tensor import Tensor
@@ -25,6 +27,7 @@ from tests.deploy.steps import feed, run_step
 from tests.parameters import some_of
 
 PROJECTIONS = 7
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 GGUF_SHAPE = {
     **{"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 1},
     "max_position_embeddings": 64,
@@ -177,3 +180,37 @@ def test_a_preview_without_weights_has_the_sizes_of_the_model(name: str, tmp_pat
     for known, shape in zip(whole.weights, shapes.weights, strict=True):
         assert (known.name, known.dtype) == (shape.name, shape.dtype)
         assert known.shape == shape.shape or name == "int4"  # its scales' dtype is not said
+
+
+@pytest.mark.parametrize(
+    ("name", "is_skipped"),
+    [
+        ("lm_head", False),
+        ("mlp.gate", True),
+        ("model.layers.1.mlp.*", True),
+        ("re:.*mlp.gate$", False),
+        (r"re:.*mlp\.(up|gate)_proj", True),
+        (r"re:^model\.layers\.1\..*", True),
+        (r"re:mlp\..*", False),
+    ],
+)
+def test_modules_are_left_out_by_names_and_patterns(name: str, is_skipped: bool) -> None:
+    config = QuantisationConfig(FP8 | {"modules_to_not_convert": [name]})
+    found = config.make_shape("model.layers.1.mlp.gate_proj.weight", 128, 128, "bfloat16")
+    assert (found is None) == is_skipped
+
+
+@pytest.mark.parametrize("name", ["re:(.*)*!", "re:(", "re:" + "(a|b)" * 30, "re:.{1,9}"])
+def test_s129_a_pattern_of_modules_takes_no_time(name: str) -> None:
+    config = QuantisationConfig(FP8 | {"modules_to_not_convert": [name]})
+    with pytest.raises(InvalidModel, match="leaves out modules by 're:"):
+        config.make_shape(f"model.layers.{'a' * 64}_proj.weight", 128, 128, "bfloat16")
+
+
+def test_s133_a_layer_of_which_only_the_shape_is_known_takes_no_memory() -> None:
+    tracemalloc.start()
+    found = QuantisationConfig(FP8).make_shape("model.layers.0.a_proj.weight", 1, 2**31, "bfloat16")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found is not None and found.spec.shape[:2] == (1, 2**24)
+    assert most < 2**20

@@ -19,6 +19,9 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from functools import cached_property
+from glob import escape
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -107,9 +110,9 @@ class _Layer:
                 "even number that divides them is wanted"
             )
         count, encoding = self.columns // elements, f"{self.kind}_{self.scale}".rstrip("_")
-        group_of = np.arange(count) * elements // self.group
 
         def make(first: int, rows: int) -> Array:
+            group_of = np.arange(count) * elements // self.group
             q = self.numbers(first, rows).reshape(rows, count, elements)
             if self.kind.endswith("4"):
                 half = elements // 2
@@ -168,12 +171,35 @@ class QuantisationConfig:
         return replace(layer.make_source(name).source, parts=(Absent(),))
 
     def _is_skipped(self, module: str) -> bool:
-        return any(
-            re.match(one[3:], module)
-            if one.startswith("re:")
-            else one in module or fnmatch(module, f"{one}*")
-            for one in self._skipped
+        return any(fnmatch(module, one) for one in self._globs)
+
+    @cached_property
+    def _globs(self) -> list[str]:
+        return [glob for name in self._skipped for glob in _read_name(name)]
+
+
+# what regular expressions of modules are made of: "re:.*mlp\\.(gate|up)_proj$"
+_PIECE: Final = re.compile(r"\.\*|\\?\.|[\w-]+|\([\w|-]+\)")
+_GLOBS: Final = {".*": "*", ".": "?", "\\.": "."}
+_MOST_GLOBS: Final = 64  # of one of them
+
+
+def _read_name(name: str) -> list[str]:
+    """Return the globs of modules that a name, or a regular expression, stands for.
+
+    Python's regular expressions may take forever, and its globs do not. Raises InvalidModel.
+    """
+    if not name.startswith("re:"):
+        return [f"*{escape(name)}*", f"{name}*"]
+    body = name.removeprefix("re:").removeprefix("^")
+    pieces = _PIECE.findall(body.removesuffix("$"))
+    choices = [_GLOBS.get(one, one.strip("()")).split("|") for one in pieces]
+    if "".join(pieces) != body.removesuffix("$") or math.prod(map(len, choices)) > _MOST_GLOBS:
+        raise InvalidModel(
+            f"config.json's quantization_config leaves out modules by {name!r:.80}, which has more "
+            "than names, '.', '.*' and (one|another): fetch the weights as well, which say it, too"
         )
+    return ["".join(one) + "*" * (body[-1:] != "$") for one in product(*choices)]
 
 
 _Find = Callable[[Tensors, str, str], _Layer | None]

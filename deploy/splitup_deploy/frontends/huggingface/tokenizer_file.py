@@ -29,15 +29,19 @@ def read_tokenizer(directory: Path) -> tuple[Path | bytes, int | None]:
     path, other = directory / "tokenizer.json", directory / "tokenizer_config.json"
     table = read_json(path, limits.MAX_TOKENIZER_BYTES)
     config = read_optional_json(other)
-    is_changed = _add_tokens(table, config.get("added_tokens_decoder"), other)
-    is_changed |= _set_decoder(table)
     prefix, kind = config.get("add_prefix_space"), config.get("tokenizer_class")
-    if isinstance(prefix, bool) and str(kind).removesuffix("Fast") not in (*_GENERAL, "None"):
-        is_changed |= _set_prefix(table.get("pre_tokenizer"), prefix)
-    eos_id = _find_special(table, config.get("eos_token"))
-    if not is_changed:
-        return path, eos_id
-    return json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode(), eos_id
+    try:
+        is_changed = _add_tokens(table, config.get("added_tokens_decoder"))
+        is_changed |= _set_decoder(table)
+        if isinstance(prefix, bool) and str(kind).removesuffix("Fast") not in (*_GENERAL, "None"):
+            is_changed |= _set_prefix(table.get("pre_tokenizer"), prefix)
+        text = json.dumps(table, ensure_ascii=False, separators=(",", ":")) if is_changed else ""
+        data = text.encode()  # half a character has no code
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise InvalidModel(
+            f"'{path}' or added_tokens_decoder in '{other}' lists no tokens by id; fetch them again"
+        ) from None
+    return data or path, _find_special(table, config.get("eos_token"))
 
 
 def _find_special(table: dict[str, Any], token: Any) -> int | None:
@@ -50,7 +54,7 @@ def _find_special(table: dict[str, Any], token: Any) -> int | None:
     return None
 
 
-def _add_tokens(table: dict[str, Any], tokens: Any, path: Path) -> bool:
+def _add_tokens(table: dict[str, Any], tokens: Any) -> bool:
     """Add tokens to a tokenizer.json, and say whether that changes it."""
     added, model = table.setdefault("added_tokens", []), table.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
@@ -60,10 +64,7 @@ def _add_tokens(table: dict[str, Any], tokens: Any, path: Path) -> bool:
     known = vocab if isinstance(vocab, dict) else {item[0]: n for n, item in enumerate(vocab)}
     following = max([*known.values(), *(token.get("id", -1) for token in added)], default=-1) + 1
     is_changed = False
-    try:
-        rows = sorted((int(key), dict(token)) for key, token in tokens.items())
-    except (AttributeError, TypeError, ValueError):
-        raise InvalidModel(f"'{path}' has added_tokens_decoder, but no tokens by id") from None
+    rows = sorted((int(key), dict(token)) for key, token in tokens.items())
     for _, token in rows:
         name = token.get("content")
         entry = {key: token.get(key, False) is True for key in _FLAGS}

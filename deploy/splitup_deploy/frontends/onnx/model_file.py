@@ -48,6 +48,7 @@ MICROSOFT: Final = frozenset(  # operations of com.microsoft that tinygrad imple
 )
 MAX_FOLDED_BYTES: Final = 64 * 1024  # a constant that a shape depends on; 16 numbers are usual
 MAX_FOLDED_ELEMENTS: Final = 2**20  # of everything on the way to it: a second in pure Python
+MAX_ALL_FOLDED: Final = 16 * MAX_FOLDED_ELEMENTS  # of all such constants of a model
 MAX_TRACED: Final = 8 * limits.MAX_GRAPH_NODES  # tinygrad's operations; shapes are some of them
 # operations that read each element of an operand many times, so operands are written to memory
 _REREAD: Final = frozenset(
@@ -93,9 +94,10 @@ class _Importer:
         self.tracer = Tracer()
         self.inputs: dict[UOp, str] = {}  # placeholder -> the input's name
         self.weights: dict[UOp, OnnxTensor] = {}
-        self.names: set[str] = set()
+        self.names: dict[str, int] = {}  # and the last number behind each
         self.dynamic: dict[UOp, bool] = {}  # does a traced operation depend on an input?
         self.folded: dict[UOp, Any] = {}
+        self.elements_left = MAX_ALL_FOLDED
 
     # ---- the whole graph -----------------------------------------------------------------------
 
@@ -172,11 +174,11 @@ class _Importer:
     def rename(self, name: str) -> str:
         """Return a legal name for a port or weight that no other one has."""
         base = _NAME.sub("_", name)[: limits.MAX_NAME_CHARS - 8] or "value"
-        result, count = base, 1
+        result = base
         while result in self.names:
-            count += 1
-            result = f"{base}.{count}"
-        self.names.add(result)
+            self.names[base] += 1
+            result = f"{base}.{self.names[base]}"
+        self.names[result] = 1
         return result
 
     def adopt(self, roots: Sequence[UOp]) -> None:
@@ -395,7 +397,8 @@ class _Importer:
                 known[uop] = data.uop
             if uop.op not in (Ops.SINK, Ops.STACK):
                 elements += math.prod(int(size) for size in uop.shape)
-        if elements > MAX_FOLDED_ELEMENTS:
+        self.elements_left -= elements
+        if elements > MAX_FOLDED_ELEMENTS or self.elements_left < 0:
             raise InvalidModel(f"{node} needs a constant '{name:.80}' that takes long to compute")
         value = Tensor(tensor.uop.substitute(known))
         if value.device is None:  # tinygrad would take the CPU, whose last bits differ

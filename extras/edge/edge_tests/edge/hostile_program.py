@@ -23,9 +23,13 @@ class _Program:
                 self._does = file.read().rpartition(b"\n")[2].decode()
             if self._does == "die":
                 os.abort()
-            return {}, {"no info": [b"{}", b"[1"], "one part": [b"{}"]}.get(
-                self._does, [b"{}", INFO]
-            )
+            infos = {
+                "no info": b"[1",
+                "long steps": INFO.replace(b'"forward":1', b'"forward":1000000'),
+                "many tokens": INFO.replace(b'"vocab":4', b'"vocab":2000000000'),
+            }
+            info = infos.get(self._does, INFO)
+            return {}, [b"{}"] if self._does == "one part" else [b"{}", info]
         if self._does == "die at a step":
             os.abort()
         size = {"few": 12, "many": 20}.get(self._does, 16)

@@ -58,3 +58,9 @@ async def test_s26_a_step_gives_logits_of_its_size_or_an_error(
     with closing(EdgeTexts(save(tmp_path / "m.pte", "well"))) as texts:
         found = await texts.submit(make_arrays(make_causal_step([1], 0), 1))
     np.testing.assert_array_equal(found["logits"], np.zeros((1, 4), np.float32))
+
+
+@pytest.mark.parametrize("does", ["long steps", "many tokens"])
+def test_s132_the_arrays_of_a_step_are_bounded(does: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel, match=r"gave no model: .* a step has arrays of"):
+        EdgeTexts(save(tmp_path / "m.pte", does)).close()

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from splitup_gateway.explorer import views
+from splitup_gateway.explorer.descriptions import count_holders
 from splitup_gateway.explorer.views import Explorer
 
 from splitup.core.errors import Unavailable
+from splitup.messages.snapshots import Snapshot
 
 
 async def test_nodes_of_a_network_that_does_not_answer_are_not_shown_for_long(
@@ -32,3 +34,11 @@ async def test_nodes_of_a_network_that_does_not_answer_are_not_shown_for_long(
     clock.now += views.SHOWN_S
     with pytest.raises(Unavailable, match="which nodes are live is not known"):
         await explorer.list_nodes()
+
+
+def test_s131_holders_are_counted_once_for_each_list_of_nodes() -> None:
+    nodes = [SimpleNamespace(resident=("a", "b")), SimpleNamespace(resident=("b",))]
+    snapshot: Any = Snapshot.model_construct(entries=tuple(nodes))
+    first = count_holders(snapshot)
+    assert first == {"a": 1, "b": 2} and count_holders(snapshot) is first
+    assert count_holders(None) == {}

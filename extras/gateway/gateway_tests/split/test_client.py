@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from gateway_tests.split.local_nodes import CHUNK, NAME, LocalNodes, serve_split
 from splitup_deploy.cutting.build import CompiledModel
-from splitup_private.split.client import SplitClient
+from splitup_gateway.split.models import SplitModel
+from splitup_private.split.client import SplitClient, measure_length
 from splitup_private.split.connection import SplitServerConnection
 from splitup_private.split.messages import PATH
+from splitup_private.split.noise import Noise
 
 from splitup.core.errors import InvalidInput, InvalidModel, SplitUpError
 from splitup.decode.sampler import Sampler
@@ -69,6 +71,40 @@ async def test_files_that_are_not_the_model_s_are_refused(
             await generate(device)
         with pytest.raises(InvalidInput, match="offers no private model 'other'"):
             await device.open("other")
+
+
+@pytest.mark.parametrize("noise", [None, Noise(epsilon=1e6)])
+async def test_s128_a_device_takes_nothing_of_a_model_from_the_servers_words(
+    nodes: LocalNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: Noise | None
+) -> None:
+    tell = SplitModel.describe
+    lies = {
+        **{"hidden_dim": 1, "context": 4, "chunk": 3, "max_rows": 0, "vocab": 2, "eos_ids": (7, 8)},
+        **{"input": "layout", "output": "", "is_recurrent": True, "client": {}},
+    }
+    async with serve_split(nodes) as url:
+        async with SplitClient(url, cache=tmp_path / "c") as device:
+            wanted = await generate(device)
+            length = await measure_length(await device.open(NAME))
+        monkeypatch.setattr(SplitModel, "describe", lambda s: tell(s).model_copy(update=lies))
+        async with SplitClient(url, cache=tmp_path / "c") as device:
+            assert await measure_length(await device.open(NAME)) == length
+            found = device.generate(NAME, PROMPT, max_tokens=TOKENS, noise=noise)
+            tokens = [token.id async for token in found]
+            assert len(tokens) == TOKENS and (noise is not None or tokens == wanted)
+
+
+async def test_s128_a_models_id_opens_no_other_model(
+    nodes: LocalNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, tell = f"0x{1:064x}", SplitModel.describe
+    lie = {"name": wanted}
+    monkeypatch.setattr(SplitModel, "describe", lambda s: tell(s).model_copy(update=lie))
+    async with serve_split(nodes) as url, SplitClient(url, cache=tmp_path / "c") as device:
+        with pytest.raises(InvalidInput, match=f"offers no private model '{wanted}'"):
+            await device.open(wanted)
+        model_id = nodes.cut.manifest.model_id
+        assert (await device.open(model_id)).manifest.model_id == model_id
 
 
 async def test_a_model_that_writes_blocks_is_refused_at_both_ends(

@@ -76,9 +76,12 @@ def open_plan(plan: Plan) -> View:
 
 
 def count_holders(snapshot: Snapshot | None) -> Counter[str]:
-    """Return for each task how many live nodes hold it."""
-    entries = snapshot.entries if snapshot else ()
-    return Counter(task for entry in entries for task in entry.resident)
+    """Return for each task how many live nodes hold it; counted once for each snapshot."""
+    return snapshot.once(_count_residents) if snapshot else Counter()
+
+
+def _count_residents(snapshot: Snapshot) -> Counter[str]:
+    return Counter(task for entry in snapshot.entries for task in entry.resident)
 
 
 def describe_model(event: ChainEvent, holders: Mapping[str, int]) -> View:

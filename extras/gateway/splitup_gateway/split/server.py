@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from aiohttp import WSMsgType, web
 from splitup_private.split import messages as split
+from splitup_private.split.cut import Cut
 from splitup_private.split.messages import SplitError
 
 from splitup.client.leases import LeaseOptions, LeasePool
@@ -28,7 +29,7 @@ from splitup_gateway.api_keys import ApiKey, get_principal
 from splitup_gateway.errors import translate
 from splitup_gateway.quotes import Quotes
 from splitup_gateway.split.files import STALL_S, FileSender
-from splitup_gateway.split.models import Cut, NodeSessions, SplitModel
+from splitup_gateway.split.models import NodeSessions, SplitModel
 from splitup_gateway.split.sessions import DeviceSessions, SessionOptions
 from splitup_gateway.timelines import Timelines
 
@@ -76,8 +77,6 @@ class SplitServer:
         if info.images is not None:
             raise InvalidInput(f"model {name} takes images, and devices feed text only")
         cut = Cut.find(model.manifest, name)
-        if not cut.max_rows:
-            raise InvalidInput(f"a hidden state of model {name} does not fit a message")
         files = await self._net.fetch_client_files(model)
         pool = LeasePool(NodeSessions(self._net), name, self._leases, self._timelines.keep)
         steps = min(info.context, self._leases.steps // 4)

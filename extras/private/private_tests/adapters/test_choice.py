@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from private_tests.adapters.weights import make_random
 from splitup_private.adapters.choice import choose_adapter
-from splitup_private.adapters.messages import AdapterInfo
+from splitup_private.adapters.client import _find
+from splitup_private.adapters.messages import AdapterInfo, AdapterList
 from splitup_private.adapters.weights import load_adapter
 
-from splitup.core.errors import InvalidModel
+from splitup.core.errors import InvalidInput, InvalidModel
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "packages-4m-python-docs"
 
@@ -45,6 +46,15 @@ def test_most_keywords_win(question: str, name: str | None) -> None:
     found = choose_adapter([NONE, LAW, BANK], question)
     assert (found.name if found else None) == name
     assert choose_adapter([], question) is None
+
+
+def test_s128_no_adapters_name_passes_for_anothers_digest() -> None:
+    other = BANK.model_copy(update={"name": LAW.adapter, "adapter": "1" * 64})
+    listed = AdapterList(library="", adapters=(other, LAW))
+    assert _find(listed, LAW.adapter, "host") == LAW
+    with pytest.raises(InvalidInput, match=f"host has no adapter '{LAW.adapter}'"):
+        _find(AdapterList(library="", adapters=(other,)), LAW.adapter, "host")
+    assert _find(listed, "law", "host") == LAW
 
 
 def test_keywords_are_in_the_adapters_description(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ is no way around encryption: whatever fails raises, and the keys are then given 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -37,6 +38,7 @@ from splitup_private.adapters.parameters import check_parameters
 RELATIVE_ERROR: Final = 2.0**-17
 _MOST_LENGTH: Final = 2.0**64  # of a hidden state; a longer one is a fault of the model's
 _GONE: Final = 410
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +292,9 @@ async def _fetch_list(http: SignedClient, url: str, signer: str = "") -> Adapter
 
 
 def _find(listed: AdapterList, expert: str, url: str) -> AdapterInfo:
+    key = "adapter" if _DIGEST.fullmatch(expert) else "name"  # no name passes for a digest
     for info in listed.adapters:
-        if expert in (info.name, info.adapter):
+        if getattr(info, key) == expert:
             return info
     names = ", ".join(info.name for info in listed.adapters) or "none"
     raise InvalidInput(f"{url} has no adapter '{expert}'; it has: {names}")

@@ -39,12 +39,19 @@ from splitup.decode.prompt import TextRequest
 from splitup.decode.sampler import Sampler
 from splitup.decode.sequential import SequentialDecoder
 from splitup.decode.step import make_arrays, make_causal_step
-from splitup.graph.manifest import Manifest, get_blob_key, get_task_key, get_weights_key
+from splitup.graph.manifest import (
+    Manifest,
+    TextInfo,
+    get_blob_key,
+    get_task_key,
+    get_weights_key,
+)
 from splitup.graph.manifest_rules import load_manifest
 from splitup.messages.storage import Grant, Grants
 from splitup.storage.task_cache import TaskCache
 from splitup_private.split import messages as split
 from splitup_private.split.connection import SplitServerConnection, SplitTransport
+from splitup_private.split.cut import Cut
 from splitup_private.split.messages import Forward, Forwarded, PrivateModel, SplitError
 from splitup_private.split.noise import Noise, RowNoise
 
@@ -55,10 +62,15 @@ _LOST: Final = {"session_evicted", "session_unknown", "execution_failed"}
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """A private model on this device: its tokenizer, and the client's tasks, compiled."""
+    """A private model on this device: its tokenizer, and the client's tasks, compiled.
 
-    info: PrivateModel
+    But for ``name``, by which its server knows it, all of it follows from the model's id.
+    """
+
+    name: str
     manifest: Manifest
+    text: TextInfo
+    cut: Cut
     tokenizer: ModelTokenizer
     programs: ClientPrograms
 
@@ -66,7 +78,7 @@ class DeviceModel:
     def sent(self) -> int:
         """The place of the hidden states among the nodes' inputs."""
         names = [port.name for port in self.manifest.inputs]
-        return names.index(self.info.input)
+        return names.index(self.cut.hidden)
 
 
 class SplitClient(Closing):
@@ -101,32 +113,32 @@ class SplitClient(Closing):
         Raises InvalidInput for an unknown model, InvalidModel for files that are not the model's.
         """
         if model not in self._models:
-            found = [one for one in await self.list_models() if model in (one.name, one.model_id)]
+            key = "model_id" if model.startswith("0x") else "name"  # no name passes for an id
+            found = [one for one in await self.list_models() if getattr(one, key) == model]
             if not found:
                 raise InvalidInput(f"{self._server.url} offers no private model '{model}'")
-            self._models[model] = await self._load(found[0])
+            self._models[model] = await self._load(found[0].name, found[0].model_id)
         return self._models[model]
 
-    async def _load(self, info: PrivateModel) -> DeviceModel:
+    async def _load(self, name: str, model_id: str) -> DeviceModel:
         cache = TaskCache(self._cache, _ServerFiles(self._server), self._server.http, _trust)
-        manifest = await cache.fetch_manifest(info.model_id)
-        text, part = get_text_info(manifest, info.name), manifest.client
-        if part is None:
-            raise InvalidModel(f"model {info.name} leaves no task to the client")
+        manifest = await cache.fetch_manifest(model_id)
+        text, cut, part = get_text_info(manifest, name), Cut.find(manifest, name), manifest.client
+        assert part is not None  # or there is no cut
         if text.diffusion is not None:
             raise InvalidModel(
-                f"model {info.name} writes blocks of tokens, and devices feed one after the other"
+                f"model {name} writes blocks of tokens, and devices feed one after the other"
             )
-        files = [await cache.fetch_program(info.model_id, task) for task in part.tasks]
-        path = await cache.fetch_tokenizer(info.model_id, text)
+        files = [await cache.fetch_program(model_id, task) for task in part.tasks]
+        path = await cache.fetch_tokenizer(model_id, text)
         data = await asyncio.to_thread(path.read_bytes)
-        tokenizer = await asyncio.to_thread(ModelTokenizer, data, f"model {info.name}")
+        tokenizer = await asyncio.to_thread(ModelTokenizer, data, f"model {name}")
         try:
             programs = await ClientPrograms.load(manifest, files)
         except BaseException:
             tokenizer.close()
             raise
-        return DeviceModel(info, manifest, tokenizer, programs)
+        return DeviceModel(name, manifest, text, cut, tokenizer, programs)
 
     async def generate(
         self,
@@ -143,7 +155,7 @@ class SplitClient(Closing):
         SplitError and Unavailable.
         """
         found = await self.open(model)
-        info = found.info
+        info = found.text
         tokens = await found.tokenizer.run(partial(encode_prompt, found.tokenizer, prompt))
         request = TextRequest(
             prompt=tuple(tokens),
@@ -152,7 +164,7 @@ class SplitClient(Closing):
             eos_ids=frozenset(info.eos_ids),
             vocab=info.vocab,
             context=info.context,
-            chunk=info.chunk,
+            chunk=found.cut.chunk,
         )
         most_rows = min(len(tokens) + max_tokens - 1, info.context)
         async with self.session(model, noise=noise, most_rows=most_rows) as session:
@@ -172,7 +184,7 @@ class SplitClient(Closing):
         found = await self.open(model)
         added = None
         if noise is not None:
-            added = RowNoise(noise, most_rows or found.info.context, await measure_length(found))
+            added = RowNoise(noise, most_rows or found.text.context, await measure_length(found))
         transport = SplitTransport(self._server)
         session = ClientSession(found, transport, added)
         try:
@@ -264,7 +276,7 @@ class ClientSession:
                         step.result.set_exception(self._error)
 
     async def _compute(self, steps: Sequence[_Step]) -> None:
-        width = self._model.info.hidden_dim
+        width = self._model.cut.width
         begun: list[Begun] = [await self._run.begin(step.tensors) for step in steps]
         parts = [np.frombuffer(one.sends[self._sent], "<f4").reshape(-1, width) for one in begun]
         rows = np.concatenate(parts)
@@ -296,14 +308,14 @@ class ClientSession:
         raise AssertionError("the last attempt returns or raises")
 
     async def _send(self, rows: Array, position: int) -> Array:
-        info, parts = self._model.info, []
-        for first in range(0, len(rows), info.max_rows):
-            part = np.ascontiguousarray(rows[first : first + info.max_rows], "<f4")
+        cut, parts = self._model.cut, []
+        for first in range(0, len(rows), cut.max_rows):
+            part = np.ascontiguousarray(rows[first : first + cut.max_rows], "<f4")
             request = Forward(
                 type="forward",
-                model=info.name,
+                model=self._model.name,
                 seq_len=len(part),
-                hidden_dim=info.hidden_dim,
+                hidden_dim=cut.width,
                 session_id=self._id,
                 incremental=position + first > 0,
                 position=position + first,
@@ -319,16 +331,16 @@ class ClientSession:
 
 async def measure_length(model: DeviceModel) -> float:
     """Return the median length of a model's hidden states, for tokens that no text chooses."""
-    info = model.info
-    tokens = np.linspace(0, info.vocab - 1, info.chunk).astype(int).tolist()
-    arrays = make_arrays(make_causal_step(tokens, 0), info.chunk)
+    chunk = model.cut.chunk
+    tokens = np.linspace(0, model.text.vocab - 1, chunk).astype(int).tolist()
+    arrays = make_arrays(make_causal_step(tokens, 0), chunk)
     specs = [port.spec for port in model.manifest.user_inputs]
     run = model.programs.new_run()
     try:
         begun = await run.begin(check_inputs(specs, arrays))
     finally:
         await run.end()
-    rows = np.frombuffer(begun.sends[model.sent], "<f4").reshape(-1, info.hidden_dim)
+    rows = np.frombuffer(begun.sends[model.sent], "<f4").reshape(-1, model.cut.width)
     return float(np.median(np.linalg.norm(rows.astype(np.float64), axis=1)))
 
 
