@@ -33,7 +33,8 @@ VerifyFlag = Annotated[
     ),
 ]
 ExecutionArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="Id of an execution, which --json of what ran it prints.")
+    str,
+    typer.Argument(metavar="ID", help="Id of an execution, which --json of what ran it prints."),
 ]
 
 

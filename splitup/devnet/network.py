@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -318,9 +319,11 @@ class Devnet:
             command = Path(f"/proc/{process.pid}/cmdline")
             with contextlib.suppress(OSError):
                 if mark in command.read_bytes():
+                    ended = os.pidfd_open(process.pid)
                     os.kill(process.pid, signal.SIGKILL)
-                while mark in command.read_bytes():  # it empties when the process ends
-                    time.sleep(0.01)
+                    # its memory goes first, and with it the command: only later its ports are free
+                    select.select([ended], [], [])
+                    os.close(ended)
 
     def _write_runtime(self, *, ready: bool) -> None:
         processes = [RunningProcess(c.name, c.pid, str(c.log)) for c in self.children]

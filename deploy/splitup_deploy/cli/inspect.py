@@ -88,9 +88,15 @@ def _compile(options: InspectOptions, output: Output) -> tuple[Profile, bool]:
 
 async def _fetch(options: InspectOptions) -> tuple[Profile, str]:
     """Return the profile of a registered model, and the name it was registered under."""
+    from tempfile import TemporaryDirectory
+
+    from splitup.chain.models import RecordedModels
     from splitup.chain.registered_models import find_model
-    from splitup.graph.manifest_rules import load_manifest
+    from splitup.graph.rules import load_graph
+    from splitup.net.http import SignedClient
+    from splitup.storage.task_cache import TaskCache
     from splitup_deploy.cutting.build import parse_sizes
+    from splitup_deploy.cutting.partition import predict_task_ps
     from splitup_deploy.showing.profile import compute_profile
 
     async with open_network(options.network.load()) as (chain, client):
@@ -98,9 +104,19 @@ async def _fetch(options: InspectOptions) -> tuple[Profile, str]:
             found = await find_model(chain, options.model)
         except InvalidInput as error:
             raise InvalidInput(f"{error}; nor is there such a file or directory") from None
-        manifest = load_manifest(await client.fetch_manifest(found.model_id))
+        if (options.cut, options.manifest) != (CutOptions(), ManifestOptions()):
+            raise InvalidInput(
+                f"{found.name} is registered, so it is cut already; of the options for compiling, "
+                "give at most --target-vram"
+            )
+        async with SignedClient() as http:
+            with TemporaryDirectory() as folder:
+                cache = TaskCache(Path(folder), client, http.session, RecordedModels(chain).check)
+                manifest = await cache.fetch_manifest(found.model_id)
+                files = await cache.fetch_graphs(found.model_id, manifest.tasks)
+                times = [predict_task_ps(load_graph(file.read_bytes())) for file in files]
     targets = () if options.target_vram is None else parse_sizes(options.target_vram)
-    return compute_profile(manifest, targets_bytes=targets), found.name
+    return compute_profile(manifest, times, targets), found.name
 
 
 def _show(

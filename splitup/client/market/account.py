@@ -306,8 +306,8 @@ class MarketAccount:
         skew = clock.describe_skew()
         if wait_s > _REFUND_PATIENCE_S:
             _log.warning(
-                "%s; waiting at most %.0f s for the %s paid for it; to fetch them back later, press "
-                "Ctrl-C, and then run: splitup withdraw",
+                "%s; waiting at most %.0f s for the %s paid for it to come back; Ctrl-C: do not "
+                "wait, and fetch it back later with: splitup withdraw",
                 *(error, wait_s, locked),
             )
         back: int | None = None
