@@ -105,16 +105,6 @@ class TaskCache:
         await self._fetch_missing(model_id, wanted)
         return graph, weights if task.weights_digest else None
 
-    async def fetch_graphs(self, model_id: str, tasks: Sequence[Task]) -> list[Path]:
-        """Return the files of tasks' graphs, without the weights, fetched if missing."""
-        paths = [self._directory / f"{task.task_id}.json" for task in tasks]
-        wanted = {
-            task.task_id: (path, get_task_key(task.task_id), task.task_id, task.graph_bytes)
-            for path, task in zip(paths, tasks, strict=True)
-        }
-        await self._fetch_missing(model_id, list(wanted.values()))
-        return paths
-
     async def fetch_manifest_file(self, model_id: str) -> Path:
         """Return the file of a model's manifest, fetched if missing."""
         await self.fetch_manifest(model_id)

@@ -64,6 +64,11 @@ def command(options: InspectOptions, *, output: JsonOutput) -> None:
                 f"{options.model!r:.80} is no file or directory here, and cannot be looked up: "
                 f"{error}"
             ) from None
+        if options.format == "text" and not output.as_json:
+            output.say(
+                "times are estimated from each task's weights, state and operations; 'register', "
+                "which reads the graph, may have shown others"
+            )
         _show(options, output, profile, name, True)
 
 
@@ -88,15 +93,9 @@ def _compile(options: InspectOptions, output: Output) -> tuple[Profile, bool]:
 
 async def _fetch(options: InspectOptions) -> tuple[Profile, str]:
     """Return the profile of a registered model, and the name it was registered under."""
-    from tempfile import TemporaryDirectory
-
-    from splitup.chain.models import RecordedModels
     from splitup.chain.registered_models import find_model
-    from splitup.graph.rules import load_graph
-    from splitup.net.http import SignedClient
-    from splitup.storage.task_cache import TaskCache
+    from splitup.graph.manifest_rules import load_manifest
     from splitup_deploy.cutting.build import parse_sizes
-    from splitup_deploy.cutting.partition import predict_task_ps
     from splitup_deploy.showing.profile import compute_profile
 
     async with open_network(options.network.load()) as (chain, client):
@@ -109,14 +108,9 @@ async def _fetch(options: InspectOptions) -> tuple[Profile, str]:
                 f"{found.name} is registered, so it is cut already; of the options for compiling, "
                 "give at most --target-vram"
             )
-        async with SignedClient() as http:
-            with TemporaryDirectory() as folder:
-                cache = TaskCache(Path(folder), client, http.session, RecordedModels(chain).check)
-                manifest = await cache.fetch_manifest(found.model_id)
-                files = await cache.fetch_graphs(found.model_id, manifest.tasks)
-                times = [predict_task_ps(load_graph(file.read_bytes())) for file in files]
+        manifest = load_manifest(await client.fetch_manifest(found.model_id))
     targets = () if options.target_vram is None else parse_sizes(options.target_vram)
-    return compute_profile(manifest, times, targets), found.name
+    return compute_profile(manifest, targets_bytes=targets), found.name
 
 
 def _show(

@@ -56,11 +56,11 @@ from splitup_deploy.cutting.partition import (
     check_target,
     find_regions,
     partition,
-    predict_task_ps,
 )
 from splitup_deploy.cutting.passes import materialise_shared_reductions
 from splitup_deploy.cutting.private_ends import Separation, find_borders, list_ends, separate
 from splitup_deploy.cutting.task_graphs import CutTask, cut_graph
+from splitup_deploy.cutting.timing import Clock
 from splitup_deploy.frontends import SourceModel, trace_model
 from splitup_deploy.frontends.chat import check_text
 from splitup_deploy.frontends.source_model import Sizes, SourceText
@@ -191,13 +191,20 @@ def build(
     )
     check_manifest(manifest)
     data = manifest.to_bytes()
+    clock = Clock(graph)
     nodes = tasks if separation is None else separation.nodes
+    wanted = {task.outputs for task in nodes}
+    times = tuple(
+        sum(clock.predict_ps(r.root, r.nodes) for r in part)
+        for part, task in zip(parts, tasks, strict=True)
+        if task.outputs in wanted
+    )
     return CompiledModel(
         manifest,
         data,
         manifest.model_id,
         tuple(blobs.values()),
-        tuple(predict_task_ps(task.graph) for task in nodes),
+        times,
         traced.is_complete,
         traced.notes,
     )

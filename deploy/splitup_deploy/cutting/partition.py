@@ -116,12 +116,6 @@ class _Atom:
     operations: int  # per step, as the rule 'cost' counts them
 
 
-def predict_task_ps(graph: CheckedGraph) -> int:
-    """Return the picoseconds that a step of a task takes, by its graph alone."""
-    clock = Clock(graph)
-    return sum(clock.predict_ps(r.root, r.nodes) for r in find_regions(graph, {}))
-
-
 def find_regions(graph: Graph, labels: Mapping[int, str]) -> list[Region]:
     """Return the regions on which a result depends, in the graph's order."""
     regions = []

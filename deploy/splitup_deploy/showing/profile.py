@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from splitup.graph.manifest import Manifest, TaskSource
-from splitup_deploy.cutting.timing import predict_transfer_ps
+from splitup.graph.manifest import Manifest, Task, TaskSource
+from splitup_deploy.cutting.timing import predict_compute_ps, predict_transfer_ps
+
+_BYTES_PER_FLOP = 4  # what a step reads takes part in an operation, and has at most 4 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,10 @@ class Profile:
 
 
 def compute_profile(
-    manifest: Manifest, times_ps: Sequence[int], targets_bytes: Sequence[int] = ()
+    manifest: Manifest, times_ps: Sequence[int] | None = None, targets_bytes: Sequence[int] = ()
 ) -> Profile:
-    """Return the profile; ``times_ps`` are those of the tasks' graphs (``predict_task_ps``)."""
-    times = tuple(times_ps)
+    """Return the profile; without times from the compiler they are estimated from the manifest."""
+    times = tuple(map(_estimate_ps, manifest.tasks)) if times_ps is None else tuple(times_ps)
     edges = list_edges(manifest)
     levels = [0] * len(times)
     ends = list(times)
@@ -93,3 +95,9 @@ def list_edges(manifest: Manifest) -> tuple[Edge, ...]:
             if isinstance(port.source, TaskSource):
                 sizes[target, port.source.task] += port.nbytes
     return tuple(Edge(source, target, n) for (target, source), n in sorted(sizes.items()))
+
+
+def _estimate_ps(task: Task) -> int:
+    """Estimate a task's time from its weights and state, or its operations if it reads less."""
+    nbytes = min(task.weights_bytes + task.state_bytes, _BYTES_PER_FLOP * task.flops)
+    return predict_compute_ps(nbytes, task.flops)

@@ -155,7 +155,7 @@ def test_inspect_says_whose_task_is_whose_and_what_it_hides() -> None:
         and "reconstruct them" in text
     )
     whole = build(str(EXAMPLE), TARGET, sizes=SIZES)
-    assert describe_model(compute_profile(whole.manifest, whole.times_ps), "m")["client"] is None
+    assert describe_model(compute_profile(whole.manifest), "m")["client"] is None
 
 
 def test_drawings_show_the_client_s_tasks_around_those_of_nodes() -> None:

@@ -95,8 +95,13 @@ def test_the_critical_path_is_the_longest_path(data: st.DataObject) -> None:
     assert sum(times[i] for i in path) + HOP * (len(path) - 1) == profile.latency_ps
 
 
+def test_times_without_the_compiler_come_from_the_manifest() -> None:
+    profile = compute_profile(make_manifest([(0, 1)]))
+    assert profile.times_ps == (2000, 2000)  # 10,000 operations take longer than 600 bytes
+
+
 def test_every_task_gets_the_smallest_card_it_fits() -> None:
-    profile = compute_profile(make_manifest(DIAMOND), [5, 70, 60, 5], [3000, 1500, 2500])
+    profile = compute_profile(make_manifest(DIAMOND), targets_bytes=[3000, 1500, 2500])
     assert profile.classes_bytes == (1500, 2500, 3000, None)
     assert profile.class_counts == {1500: 1, 2500: 1, 3000: 1, None: 1}
     described = describe_model(profile, "m")
@@ -123,7 +128,7 @@ def test_parallel_tasks_hang_from_a_branch() -> None:
 
 
 def test_shapes_alone_have_no_id() -> None:
-    profile = compute_profile(make_manifest(DIAMOND), [5, 70, 60, 5])
+    profile = compute_profile(make_manifest(DIAMOND))
     described = describe_model(profile, None, is_complete=False)
     assert described["model_id"] is None and described["tasks"][0]["task_id"] is None
     console = Console(file=StringIO(), width=120)
