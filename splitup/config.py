@@ -212,6 +212,8 @@ def _explain(error: ValidationError, path: Path | None) -> ConfigurationError:
             f"no network is configured (there is no {file}); start one with: splitup up, "
             f"or point {HOME_VARIABLE} to the file or directory of another"
         )
+    if first["type"] == "extra_forbidden":
+        return ConfigurationError(f"'{name}' in {file} is no setting; delete it there")
     return ConfigurationError(
         f"network setting '{name}' is not usable: {first['msg']}; "
         f"correct it in {file}, in SPLITUP_{name.upper()} or on the command line"

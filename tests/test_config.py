@@ -78,7 +78,7 @@ def test_flags_alone_are_enough() -> None:
         ("{", "cannot be read"),
         ("[]", "does not hold an object"),
         (json.dumps({**FILE, "members": "x"}), "'members' is not usable"),
-        (json.dumps({**FILE, "secret": "x"}), "'secret' is not usable"),
+        (json.dumps({**FILE, "secret": "x"}), "'secret' in .* is no setting"),
         (json.dumps({**FILE, "gateway_urls": "ftp://x"}), "'gateway_urls' is not usable"),
         (json.dumps({**FILE, "gateway_urls": "http://user@x"}), "'gateway_urls' is not usable"),
     ],

@@ -33,7 +33,8 @@ VerifyFlag = Annotated[
     ),
 ]
 ExecutionArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="Id of an execution, 0x and 64 digits.")
+    str,
+    typer.Argument(metavar="ID", help="Id of an execution, which --json of what ran it prints."),
 ]
 
 

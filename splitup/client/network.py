@@ -498,7 +498,9 @@ class Network(Closing):
         """
         found = await self.fetch_encoder_model(model)
         if found.is_ranker:
-            raise InvalidInput(f"model {model} gives no embeddings; it ranks: see 'splitup serve'")
+            raise InvalidInput(
+                f"model {model} gives no embeddings; it ranks, by POST /v1/rerank of splitup serve"
+            )
         if not texts or isinstance(texts, str):
             raise InvalidInput("give a list of texts, at least one")
         encoded = await found.encode_all(texts)

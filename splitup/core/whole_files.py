@@ -11,7 +11,10 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
-    """Replace a file, or a link, in one step; ``mode`` is less the umask. Raises OSError."""
+    """Replace a file, or a link, in one step; ``mode`` is less the umask.
+
+    Raises OSError, whose ``filename`` is the path.
+    """
     made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with open(
@@ -19,6 +22,8 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
         ) as file:
             file.write(text)
         made.replace(path)
+    except OSError as error:  # a full disk names no file
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         made.unlink(missing_ok=True)
 

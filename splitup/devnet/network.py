@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Final
 from splitup.chain.client import Chain
 from splitup.chain.deployment import MarketParameters
 from splitup.chain.rpc import Rpc
+from splitup.client.inputs import format_bytes
 from splitup.core.background import run_until
 from splitup.core.errors import ChainUnavailable, ConfigurationError, Unavailable
 from splitup.core.event_loop import catch_signals
@@ -108,6 +110,12 @@ class Devnet:
             self._write_runtime(ready=False)
             state = self._prepare_state()
             return await self._start(state)
+        except OSError as error:
+            await self.stop()
+            raise Unavailable(
+                f"cannot use {error.filename or self.directory} ({error.strerror or error}); free "
+                "some space, or check the disk"
+            ) from None
         except BaseException:
             await self.stop()
             raise
@@ -226,12 +234,13 @@ class Devnet:
         elif options.members not in (None, state.members):
             raise ConfigurationError(
                 f"the network in {self.directory} has {state.members} members, and that is fixed; "
-                f"start another one with: splitup up --members {options.members} --dir OTHER"
+                "leave out --members, or start another network with: splitup up --dir OTHER"
             )
         elif options.vram_bytes not in (None, state.vram_bytes):
             raise ConfigurationError(
-                f"the nodes in {self.directory} have {state.vram_bytes} bytes of memory each, and "
-                "that is fixed; start another network with: splitup up --dir OTHER"
+                f"the nodes in {self.directory} have {format_bytes(state.vram_bytes)} of memory "
+                "each, and that is fixed; leave out --vram, or start another network with: "
+                "splitup up --dir OTHER"
             )
         elif options.nodes is not None and options.nodes != state.nodes:
             state = state.resize(options.nodes)
@@ -310,9 +319,11 @@ class Devnet:
             command = Path(f"/proc/{process.pid}/cmdline")
             with contextlib.suppress(OSError):
                 if mark in command.read_bytes():
+                    ended = os.pidfd_open(process.pid)
                     os.kill(process.pid, signal.SIGKILL)
-                while mark in command.read_bytes():  # it empties when the process ends
-                    time.sleep(0.01)
+                    # its memory goes first, and with it the command: only later its ports are free
+                    select.select([ended], [], [])
+                    os.close(ended)
 
     def _write_runtime(self, *, ready: bool) -> None:
         processes = [RunningProcess(c.name, c.pid, str(c.log)) for c in self.children]

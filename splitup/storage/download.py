@@ -263,7 +263,7 @@ def check_space(path: Path, needed: int) -> None:
     if free < needed + tuning.DISK_RESERVE_BYTES:
         raise Unavailable(
             f"the disk of {path.parent} has {free / 1e6:,.1f} MB left: {path.name} "
-            f"needs {needed / 1e6:,.1f} MB, and {tuning.DISK_RESERVE_BYTES / 1e6:,.0f} MB are "
+            f"needs {needed / 1e6:,.3f} MB, and {tuning.DISK_RESERVE_BYTES / 1e6:,.0f} MB are "
             "kept for the journal; free some space"
         )
 

@@ -36,6 +36,10 @@ def test_speed_counts_from_the_first_token() -> None:
     assert done.to_dict()["tokens_per_s"] == 2.0
 
 
+def test_a_text_that_ends_at_once_points_to_chats() -> None:
+    assert "ask a chat model with: splitup chat" in Generated(execution_id=ID).describe()
+
+
 def test_an_interrupted_generation_without_tokens() -> None:
     assert Generated(execution_id=ID, is_interrupted=True).describe() == "0 tokens"
     assert Generated(is_interrupted=True).describe() == (

@@ -94,8 +94,38 @@ async def test_a_network_keeps_its_members(tmp_path: Path) -> None:
 
 async def test_nodes_keep_their_memory(tmp_path: Path) -> None:
     DevnetState.create(nodes=1, vram_bytes=10**9).save(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"have 1000000000 bytes .* that is fixed"):
+    with pytest.raises(ConfigurationError, match=r"have 1 GB of memory .* that is fixed"):
         await Devnet(DevnetOptions(tmp_path, vram_bytes=10**8), print).start()
+
+
+async def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")  # which names no file
+
+    monkeypatch.setattr(Path, "replace", fill)
+    with pytest.raises(Unavailable, match=rf"cannot use {tmp_path}/.*\(No space left on device\)"):
+        await Devnet(DevnetOptions(tmp_path), print).start()
+    assert find_holder(tmp_path) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what was left is found in /proc")
+def test_what_was_left_has_freed_its_ports(tmp_path: Path) -> None:
+    code = "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); "
+    code += "block = bytearray(b'x' * 2**28); print(flush=True); sys.stdin.read()"
+    for port in find_free_ports(3):
+        left = subprocess.Popen(
+            [sys.executable, "-c", code, str(port), f"{tmp_path}/node-0/node.toml"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        with left:
+            assert left.stdout is not None and left.stdout.readline()
+            write_runtime(
+                tmp_path, Runtime(True, (RunningProcess("node-0", left.pid, "log"),), os.getpid())
+            )
+            Devnet(DevnetOptions(tmp_path), print)._stop_leftovers()
+            assert is_port_free(port)
+            assert left.poll() == -signal.SIGKILL
 
 
 def test_busy_port_is_one_sentence(tmp_path: Path) -> None:

@@ -64,6 +64,11 @@ def command(options: InspectOptions, *, output: JsonOutput) -> None:
                 f"{options.model!r:.80} is no file or directory here, and cannot be looked up: "
                 f"{error}"
             ) from None
+        if options.format == "text" and not output.as_json:
+            output.say(
+                "times are estimated from each task's weights, state and operations; 'register', "
+                "which reads the graph, may have shown others"
+            )
         _show(options, output, profile, name, True)
 
 
@@ -98,6 +103,11 @@ async def _fetch(options: InspectOptions) -> tuple[Profile, str]:
             found = await find_model(chain, options.model)
         except InvalidInput as error:
             raise InvalidInput(f"{error}; nor is there such a file or directory") from None
+        if (options.cut, options.manifest) != (CutOptions(), ManifestOptions()):
+            raise InvalidInput(
+                f"{found.name} is registered, so it is cut already; of the options for compiling, "
+                "give at most --target-vram"
+            )
         manifest = load_manifest(await client.fetch_manifest(found.model_id))
     targets = () if options.target_vram is None else parse_sizes(options.target_vram)
     return compute_profile(manifest, targets_bytes=targets), found.name

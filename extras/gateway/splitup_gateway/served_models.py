@@ -148,7 +148,8 @@ class ServedModels:
         """Return a model that a key may use; raise ApiError (404) for another."""
         served = self._models.get(name)
         if served is None or (key is not None and not key.allows(name)):
-            advice = "is not served here; GET /v1/models lists those that are"
+            who = "here" if key is None else "to this key"
+            advice = f"is not served {who}; GET /v1/models lists those that are"
             if name in self.for_devices and (key is None or key.allows(name)):
                 advice = (
                     "is served at /private, to devices that keep the text, and not by this API; "

@@ -117,7 +117,9 @@ class MemberServer:
             return _reply(certificate)
         if refusal:
             return error_reply(409, refusal)
-        return error_reply(404, f"execution {execution_id} has no plan here so far; ask again")
+        return error_reply(
+            404, f"execution {execution_id} has no plan here so far; check the id, or ask again"
+        )
 
     async def _holders(self, request: web.Request) -> web.Response:
         model_id = request.match_info["model_id"]

@@ -273,6 +273,8 @@ class Generated:
             return "interrupted before the execution began; nothing was paid"
         count = len(self.tokens)
         words = f"{count} token{'s' * (count != 1)}"
+        if not self.tokens and not self.is_interrupted:
+            words += ": the model ended the text at once; ask a chat model with: splitup chat MODEL"
         if self.tokens:
             words += f", the first after {self.first_s:.2f} s"
         if self.tokens_per_s:

@@ -71,7 +71,11 @@ def _show(output: Output, result: Result, files: dict[str, Path], cost: Cost) ->
         array = result.outputs[name]
         output.out.print(f"{name}: {array.dtype}{list(array.shape)} in {path}")
     nodes = len(set(result.nodes))
-    output.say(f"{len(result.manifest.tasks)} tasks on {nodes} nodes in {result.elapsed_s:.2f} s")
+    tasks = len(result.manifest.tasks)
+    output.say(
+        f"{tasks} task{'s' * (tasks != 1)} on {nodes} node{'s' * (nodes != 1)} "
+        f"in {result.elapsed_s:.2f} s"
+    )
     output.say(cost.text)
 
 

@@ -7,6 +7,7 @@ on this machine: what checks the balance and what spends it happens under one lo
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ from splitup.messages.base import ZERO_BYTES32
 from splitup.messages.plans import PlanCertificate, Request
 from splitup.net.http import SignedClient
 from splitup.protocol.committee.certificates import CommitteeView
+
+_log = logging.getLogger("splitup.client.account")
 
 _REFUND_PATIENCE_S: Final = 50.0  # after the deadline: the chain waits 30 s, then some blocks
 
@@ -301,6 +304,12 @@ class MarketAccount:
         clock = self._chain.clock
         wait_s = max(0.0, wanted.deadline - clock.now_s()) + _REFUND_PATIENCE_S
         skew = clock.describe_skew()
+        if wait_s > _REFUND_PATIENCE_S:
+            _log.warning(
+                "%s; waiting at most %.0f s for the %s paid for it to come back; Ctrl-C: do not "
+                "wait, and fetch it back later with: splitup withdraw",
+                *(error, wait_s, locked),
+            )
         back: int | None = None
         try:
             back = await refund(self._chain, wanted.execution_id, patience_s=wait_s)

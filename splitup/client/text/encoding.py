@@ -108,7 +108,10 @@ class TextTooLong(InvalidInput):
 def get_encoder_info(manifest: Manifest, model: str) -> TextInfo:
     """Return an encoder's text settings; raise InvalidInput for another model."""
     if not manifest.is_encoder or manifest.text is None:
-        raise InvalidInput(f"model {model} gives no embeddings: it is of kind {manifest.kind}")
+        raise InvalidInput(
+            f"model {model} gives no embeddings: it is of kind {manifest.kind}; see the models "
+            "and their kinds with: splitup models"
+        )
     return manifest.text
 
 

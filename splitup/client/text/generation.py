@@ -112,8 +112,10 @@ class TextModel:
 def get_text_info(manifest: Manifest, model: str) -> TextInfo:
     """Return the model's text settings; raise InvalidInput for a model that writes no text."""
     if manifest.is_encoder:
-        made = "embeddings" if manifest.kind == "text-embedding" else "scores of pairs of texts"
-        raise InvalidInput(f"model {model} gives {made} and writes no text")
+        made, use = "scores of pairs of texts", "splitup serve, by POST /v1/rerank"
+        if manifest.kind == "text-embedding":
+            made, use = "embeddings", f"splitup embed {model} --input TEXT"
+        raise InvalidInput(f"model {model} gives {made} and writes no text; ask it with: {use}")
     if manifest.text is None:
         raise InvalidInput(
             f"model {model} is not a text model; run it with: "

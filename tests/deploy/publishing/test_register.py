@@ -135,6 +135,9 @@ async def test_register_stores_everything_then_says_so(
         assert (code, json.loads(output)["model_id"]) == (0, compiled.model_id)
     code, output = await invoke("inspect", "first", "--config", str(home))
     assert code == 0 and f"{len(first['tasks'])} tasks" in output and "task 0 256 B" in output
+    assert "times are estimated" in output
+    code, output = await invoke("inspect", "first", "--chunk", "2", "--config", str(home))
+    assert code == 2 and "first is registered, so it is cut already" in output
 
 
 class Recorder:

@@ -530,7 +530,10 @@ async def test_who_asks_the_openai_api_for_a_private_model_is_told_where_it_is(
     nodes: LocalNodes,
 ) -> None:
     async with serve_split(nodes) as url, aiohttp.ClientSession() as http:
-        for name, said in ((NAME, "is served at /private, to devices"), ("x", "is not served")):
+        for name, said in (
+            (NAME, "is served at /private, to devices"),
+            ("x", "is not served here;"),
+        ):
             body = {"model": name, "prompt": "a"}
             async with http.post(f"{url}/v1/completions", json=body) as answer:
                 error = (await answer.json())["error"]

@@ -132,9 +132,10 @@ class SplitServer:
         for served in self._allowed(key):
             if name in (None, served.name, served.model_id):
                 return served
+        who = "here" if key is None else "to this key"
         raise SplitError(
             "model_unknown",
-            f"the model '{name or ''}' is not served here; see GET {split.PATH}/models",
+            f"the model '{name or ''}' is not served {who}; see GET {split.PATH}/models",
             status=404,
         )
 
