@@ -43,7 +43,8 @@ def test_a_text_that_ends_at_once_points_to_chats() -> None:
 def test_an_interrupted_generation_without_tokens() -> None:
     assert Generated(execution_id=ID, is_interrupted=True).describe() == "0 tokens"
     assert Generated(is_interrupted=True).describe() == (
-        "interrupted before the execution began; nothing was paid"
+        "interrupted before the execution began; nothing was paid, and what was locked comes back "
+        "with: splitup withdraw"
     )
 
 

@@ -270,7 +270,10 @@ class Generated:
         if self.is_interrupted and not self.execution_id:
             if images := self.image_execution_id:
                 return f"interrupted before the text began; its images were paid: {images}"
-            return "interrupted before the execution began; nothing was paid"
+            return (
+                "interrupted before the execution began; nothing was paid, and what was locked "
+                "comes back with: splitup withdraw"
+            )
         count = len(self.tokens)
         words = f"{count} token{'s' * (count != 1)}"
         if not self.tokens and not self.is_interrupted:
