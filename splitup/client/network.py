@@ -499,7 +499,7 @@ class Network(Closing):
         found = await self.fetch_encoder_model(model)
         if found.is_ranker:
             raise InvalidInput(
-                f"model {model} gives no embeddings; it ranks, by POST /v1/rerank of splitup serve"
+                f"model {model} gives no embeddings; it ranks texts, which splitup serve offers"
             )
         if not texts or isinstance(texts, str):
             raise InvalidInput("give a list of texts, at least one")

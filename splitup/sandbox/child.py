@@ -20,6 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -78,6 +79,24 @@ class ChildFailed(SplitUpError):
     """The child refused a question; it is still running."""
 
 
+class _Patience:
+    """How long a child may still take, but for the time in which others have the processors."""
+
+    def __init__(self, pid: int, seconds: float) -> None:
+        self._queue = Path(f"/proc/{pid}/schedstat")
+        self._end_s = time.monotonic() + seconds - self._read_queued_s()
+
+    def compute_left_s(self) -> float:
+        return self._end_s + self._read_queued_s() - time.monotonic()
+
+    def _read_queued_s(self) -> float:
+        """Return how long the child has been ready to run while others did; 0 if unknown."""
+        try:
+            return int(self._queue.read_text().split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            return 0.0
+
+
 class Child:
     """The parent's side of one child. Several threads may ask."""
 
@@ -134,15 +153,15 @@ class Child:
         The child gets copies of open ``files``. Raises ChildFailed when the child refuses, TooSlow
         or Unavailable when it says that the machine was the reason, and ChildDied when it ends,
         when it does not answer in ``timeout_s`` or when its answer has another form; the child is
-        dead then.
+        dead then. The time in which it waits for a processor does not count.
         """
         with self._turn:
             if not self.is_running:
                 raise ChildDied("its process has ended")
             try:
-                deadline = time.monotonic() + timeout_s
-                self._send(encode_message(question, buffers), deadline, files)
-                head, found = self._receive_answer(max_bytes, deadline)
+                patience = _Patience(self.pid, timeout_s)
+                self._send(encode_message(question, buffers), patience, files)
+                head, found = self._receive_answer(max_bytes, patience)
             except TimeoutError:
                 self._end()
                 raise ChildDied(f"no answer within {timeout_s:g} s") from None
@@ -185,43 +204,43 @@ class Child:
         self._end()
         self._thread.shutdown(wait=False)
 
-    def _send(self, parts: Buffers, deadline: float, files: Sequence[int]) -> None:
+    def _send(self, parts: Buffers, patience: _Patience, files: Sequence[int]) -> None:
         for place, part in enumerate(parts):
-            self._set_timeout(deadline)
-            sent = 0
-            if files and not place:
-                sent = socket.send_fds(self._socket, [part], files)
-            self._socket.sendall(memoryview(part)[sent:])
+            left, passed = memoryview(part), files if not place else ()
+            while left:
+                sent = self._try(patience, partial(socket.send_fds, self._socket, [left], passed))
+                left, passed = left[sent:], ()
 
     def _receive_answer(
-        self, max_bytes: int, deadline: float
+        self, max_bytes: int, patience: _Patience
     ) -> tuple[dict[str, Any], list[memoryview]]:
-        head_bytes, count = HEAD.unpack(self._receive(HEAD.size, deadline))
+        head_bytes, count = HEAD.unpack(self._receive(HEAD.size, patience))
         if head_bytes > _MAX_HEAD_BYTES or count > _MAX_BUFFERS:
             raise ValueError(f"it has {head_bytes} bytes and {count} buffers")
-        sizes = struct.unpack(f"<{count}Q", self._receive(8 * count, deadline))
+        sizes = struct.unpack(f"<{count}Q", self._receive(8 * count, patience))
         if sum(sizes) > max_bytes:
             raise ValueError(f"it has {sum(sizes)} bytes; the limit is {max_bytes}")
-        head = parse_json(bytes(self._receive(head_bytes, deadline)))
+        head = parse_json(bytes(self._receive(head_bytes, patience)))
         if not isinstance(head, dict):
             raise ValueError("it is no object")
-        return head, [self._receive(size, deadline) for size in sizes]
+        return head, [self._receive(size, patience) for size in sizes]
 
-    def _receive(self, length: int, deadline: float) -> memoryview:
+    def _receive(self, length: int, patience: _Patience) -> memoryview:
         view, received = memoryview(bytearray(length)), 0
         while received < length:
-            self._set_timeout(deadline)
-            count = self._socket.recv_into(view[received:])
+            count = self._try(patience, partial(self._socket.recv_into, view[received:]))
             if not count:
                 raise EOFError
             received += count
         return view
 
-    def _set_timeout(self, deadline: float) -> None:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        self._socket.settimeout(left_s)
+    def _try(self, patience: _Patience, call: Callable[[], int]) -> int:
+        """Make one call of the socket. Raises TimeoutError."""
+        while (left_s := patience.compute_left_s()) > 0:
+            self._socket.settimeout(left_s)
+            with contextlib.suppress(TimeoutError):
+                return call()
+        raise TimeoutError
 
     def _describe_end(self) -> str:
         """Kill what is left; return how it ended, and the last line that it wrote."""

@@ -112,7 +112,7 @@ class TextModel:
 def get_text_info(manifest: Manifest, model: str) -> TextInfo:
     """Return the model's text settings; raise InvalidInput for a model that writes no text."""
     if manifest.is_encoder:
-        made, use = "scores of pairs of texts", "splitup serve, by POST /v1/rerank"
+        made, use = "scores of pairs of texts", "splitup serve, which ranks texts"
         if manifest.kind == "text-embedding":
             made, use = "embeddings", f"splitup embed {model} --input TEXT"
         raise InvalidInput(f"model {model} gives {made} and writes no text; ask it with: {use}")

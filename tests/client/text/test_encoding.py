@@ -19,7 +19,7 @@ def test_texts_and_pairs(tmp_path: Path) -> None:
     manifest = build(save_encoder(tmp_path, CASES["bert-ranker"]), 10**8).manifest
     info = get_encoder_info(manifest, "tiny")
     with pytest.raises(
-        InvalidInput, match=r"scores of pairs of texts and writes no text; .*/v1/rerank"
+        InvalidInput, match=r"scores of pairs of texts and writes no text; .*splitup serve"
     ):
         get_text_info(manifest, "tiny")
     data = (tmp_path / "tokenizer.json").read_bytes()

@@ -6,6 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
+import threading
+import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,6 +25,7 @@ from splitup.core.limits import MIB
 from splitup.decode.stop import StopFilter
 from splitup.demo.models import find_example
 from splitup.graph.manifest import ChatInfo
+from splitup.sandbox.child import _Patience
 from tests.builders import HANG_S
 from tests.parameters import some_of
 
@@ -132,6 +137,30 @@ def test_s13_a_tokenizer_that_takes_too_long_is_ended(monkeypatch: pytest.Monkey
             monkeypatch.setattr(ModelTokenizer._ask, "__kwdefaults__", {"timeout_s": 0.2})
             tokenizer.encode("a" * 40 + "!")
         assert not tokenizer.is_running
+
+
+def test_a_tokenizer_that_gets_no_processor_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped here, and said to wait for a processor, as on a busy machine."""
+    with closing(ModelTokenizer(FILE, "m")) as tokenizer:
+        monkeypatch.setattr(_Patience, "_read_queued_s", lambda _: time.monotonic())
+        monkeypatch.setattr(ModelTokenizer._ask, "__kwdefaults__", {"timeout_s": 0.05})
+        os.kill(tokenizer._child.pid, signal.SIGSTOP)
+        threading.Timer(0.3, os.kill, (tokenizer._child.pid, signal.SIGCONT)).start()
+        assert tokenizer.encode("a")
+
+
+def test_the_time_in_which_others_have_the_processor_is_known() -> None:
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        for loop in loops:
+            os.sched_setaffinity(loop.pid, {min(os.sched_getaffinity(0))})
+        began, patience = time.monotonic(), _Patience(loops[0].pid, 1)
+        while patience.compute_left_s() + time.monotonic() < began + 1.05:
+            assert time.monotonic() < began + HANG_S
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def test_s13_a_tokenizer_s_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
