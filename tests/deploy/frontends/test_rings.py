@@ -185,7 +185,7 @@ def test_every_decoder_keeps_the_bound(directory: Path, ring: TaskProgram) -> No
     made = {
         "sequential": SequentialDecoder,
         "lookahead": lambda request: make_lookahead_decoder(request, LookaheadOptions(1, 3, 2)),
-        "speculative": Speculation(steps_back=BACK).make_decoder,
+        "speculative": Speculation().make_decoder,
     }
     found = {}
     for name, make in made.items():
