@@ -217,7 +217,7 @@ def test_tokens_are_those_of_sequential_decoding(
     [
         (Imitation, 0.0, 3.0),
         pytest.param(Imitation, 0.8, 2.0, marks=pytest.mark.long),
-        pytest.param(BlockImitation, 0.0, 3.0, marks=pytest.mark.long),
+        pytest.param(BlockImitation, 0.0, 2.5, marks=pytest.mark.long),
         (BlockImitation, 0.8, 2.0),
     ],
 )

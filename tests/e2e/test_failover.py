@@ -56,7 +56,7 @@ def undisturbed(network: Network) -> list[int]:
 
 @pytest.mark.long  # in small: a killed node below, and drafts in test_network.py
 def test_f26_speculation_in_eight_texts_at_once_survives_a_killed_node(network: Network) -> None:
-    """Every text is the sequential one, with trees and steps in flight when the node dies."""
+    """Every text is the sequential one, with trees on their way when the node dies."""
     network.register_model(EXAMPLE.with_name(DRAFT), DRAFT, "--target-vram", "100MB")
     killed: list[str] = []
     count, tokens = 8, 20
