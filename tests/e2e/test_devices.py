@@ -25,7 +25,6 @@ from tests.e2e.conftest import Network, wait_for
 from tests.e2e.test_unfaithful import LYING_NODE
 
 NAME, CHUNK, STEPS = "tiny", 2, 3
-UNCUT_STEPS = Path(__file__).with_name("uncut_steps.py")
 TOLERANT = "tiny-within-a-tolerance"
 RELATIVE_L2_PPB = 20_000  # calibrated: see docs/verification.md
 SPARE_MICRO_USDC = 10**8
@@ -177,14 +176,7 @@ def compute_reference(
     rows = {f"{i}/{name}": array for i, step in enumerate(steps) for name, array in step.items()}
     np.savez(given, **rows)
     subprocess.run(
-        [
-            sys.executable,
-            UNCUT_STEPS,
-            model,
-            given,
-            outputs,
-            str(CHUNK),
-        ],
+        [sys.executable, "-m", "splitup_deploy.uncut_model", model, given, outputs, str(CHUNK)],
         env=network.environment,
         check=True,
         capture_output=True,

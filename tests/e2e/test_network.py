@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from splitup.core.errors import ChainRejected, ExecutionFailed, InvalidInput, In
 from splitup.crypto.keys import Identity, generate_identity
 from splitup.decode.speculation.lookahead import LookaheadOptions
 from splitup.decode.step import make_arrays, make_causal_step
+from splitup.demo import run as demo
 from splitup.devnet.funding import GIFT_WEI
 from splitup.devnet.processes import find_program
 from splitup.graph.manifest import Manifest, get_manifest_key
@@ -41,7 +43,6 @@ from tests.builders import HANG_S
 from tests.e2e.conftest import CHUNK, DRAFT, EXAMPLE, MODEL, Network, wait_for
 
 KILLED_CLIENT = Path(__file__).with_name("killed_client.py")
-UNCUT_STEPS = Path(__file__).with_name("uncut_steps.py")
 PROMPT = "library for"
 
 
@@ -58,7 +59,7 @@ def compute_reference(directory: Path, inputs: dict[str, Any]) -> np.ndarray[Any
     count = len(inputs["tokens"])
     np.savez(steps, **{f"{i}/{name}": inputs[name][i] for i in range(count) for name in inputs})
     subprocess.run(
-        [sys.executable, UNCUT_STEPS, EXAMPLE, steps, outputs, str(CHUNK)],
+        [sys.executable, "-m", "splitup_deploy.uncut_model", EXAMPLE, steps, outputs, str(CHUNK)],
         check=True,
         capture_output=True,
     )
@@ -249,6 +250,21 @@ async def test_drafts_cost_no_more_and_what_cannot_draft_is_refused(network: Net
             await anext(net.generate(MODEL, PROMPT, draft=DRAFT))
         with pytest.raises(InvalidInput, match="at most 16 stop strings"):
             await anext(net.generate(MODEL, "x", stop=("",), on_session=pytest.fail))
+
+
+async def test_the_demo_compares_its_text_with_the_whole_models(
+    network: Network, tmp_path: Path
+) -> None:
+    """What ``make demo`` does on its network, and benchmarks on theirs."""
+    model = replace(demo.EXAMPLE, max_tokens=4)
+    async with SplitUp.connect(network.config) as net:
+        made = await demo.generate(net, model)
+        receipt = await net.receipt(made.session.execution_id)
+        found = await demo.compare(tmp_path, EXAMPLE, made, model)
+        verified = await demo.fetch_verified(net, made.session, receipt)
+    assert found.equal and found.compared_bytes == made.logits.nbytes > 0
+    assert made.tokens == 4 and found.reference_s > 0
+    assert {entry.verdict for entry in verified} <= {"honest"}
 
 
 def test_ctrl_c_ends_a_generation_and_pays_what_was_done(network: Network) -> None:

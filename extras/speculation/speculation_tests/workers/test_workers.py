@@ -183,9 +183,7 @@ async def test_workers_that_die_are_replaced_or_done_without(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        Pace, "learn", lambda *_: None
-    )  # drafts are asked for, however slow they are
+    monkeypatch.setattr(Pace, "learn", lambda *_: None)  # drafts are asked for, however slow
     targets = [await workers.start(TargetWorker) for _ in range(2)]
     drafting = [await workers.start(DraftWorker) for _ in range(2)]
     target = workers.connect(TargetWorker, *targets)
