@@ -33,6 +33,8 @@ _MAX_HEAD_BYTES: Final = 1 * MIB
 _MAX_BUFFERS: Final = 1_024
 _MAX_COMPLAINT_BYTES: Final = 64 * 1024  # as much as a pipe holds
 _MAX_COMPLAINT_CHARS: Final = 300
+_PROCESSORS: Final = os.cpu_count() or 1
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _LAST_WORDS_S: Final = 1.0  # for a child that has closed its end
 _PASSED_ENVIRONMENT: Final = (  # what compilers and drivers need; nothing else is passed on
     *("PATH", "LANG", "CC", "LLVM_PATH", "LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"),
@@ -80,21 +82,35 @@ class ChildFailed(SplitUpError):
 
 
 class _Patience:
-    """How long a child may still take, but for the time in which others have the processors."""
+    """How long a child may still take, but for the time in which others have the processors.
+
+    What it computes itself counts, on threads of its own too: they may keep its first one waiting.
+    """
 
     def __init__(self, pid: int, seconds: float) -> None:
-        self._queue = Path(f"/proc/{pid}/schedstat")
-        self._end_s = time.monotonic() + seconds - self._read_queued_s()
+        self._directory = Path(f"/proc/{pid}")
+        self._seconds, self._began_s = seconds, time.monotonic()
+        self._queued_s, self._used_s = self._read_queued_s(), self._read_used_s()
 
     def compute_left_s(self) -> float:
-        return self._end_s + self._read_queued_s() - time.monotonic()
+        waited_s = time.monotonic() - self._began_s - (self._read_queued_s() - self._queued_s)
+        used_s = (self._read_used_s() - self._used_s) / _PROCESSORS
+        return self._seconds - max(waited_s, used_s)
 
     def _read_queued_s(self) -> float:
         """Return how long the child has been ready to run while others did; 0 if unknown."""
+        return int(self._read("schedstat", "0 0").split()[1]) / 1e9
+
+    def _read_used_s(self) -> float:
+        """Return the processor time of the child; 0 if unknown."""
+        fields = self._read("stat", "").rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / _TICKS_PER_S
+
+    def _read(self, name: str, otherwise: str) -> str:
         try:
-            return int(self._queue.read_text().split()[1]) / 1e9
-        except (OSError, IndexError, ValueError):
-            return 0.0
+            return (self._directory / name).read_text()
+        except OSError:
+            return otherwise
 
 
 class Child:

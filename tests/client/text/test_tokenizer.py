@@ -149,6 +149,15 @@ def test_a_tokenizer_that_gets_no_processor_is_waited_for(monkeypatch: pytest.Mo
         assert tokenizer.encode("a")
 
 
+def test_a_process_whose_own_threads_have_the_processors_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_Patience, "_read_queued_s", lambda _: time.monotonic())
+    began, patience = time.monotonic(), _Patience(os.getpid(), 0.05)
+    while patience.compute_left_s() > 0:
+        assert time.monotonic() < began + HANG_S
+
+
 def test_the_time_in_which_others_have_the_processor_is_known() -> None:
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
