@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from splitup.client.inputs import format_bytes
 from splitup.config import NODE_STATUS_FILE
-from splitup.core.file_locks import find_holder
+from splitup.core.files import find_holder
 from splitup.storage.download import write_file
 from splitup_node.config import make_command
 

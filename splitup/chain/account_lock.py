@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from splitup.core.errors import Unavailable
-from splitup.core.file_locks import try_lock
+from splitup.core.files import try_lock
 
 TIMEOUT_S: Final = 90.0  # holders keep it for one block at most; a block of Ethereum takes 12 s
 _POLL_S: Final = 0.02

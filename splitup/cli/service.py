@@ -112,7 +112,7 @@ def make_service_app(service: Service) -> typer.Typer:
 def install(service: Service, config: Path, name: str, is_system: bool) -> dict[str, Any]:
     """Write the unit, whole or not at all; return its path and the commands that start it."""
     from splitup.core.errors import ConfigurationError
-    from splitup.core.whole_files import write_whole
+    from splitup.core.files import write_whole
     from splitup.devnet.processes import find_program
 
     if sys.platform != "linux":

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from splitup.chain.client import Chain
 from splitup.config import NETWORK_FILE, NetworkConfig
 from splitup.core.errors import ConfigurationError, InvalidInput, SplitUpError, Unavailable
-from splitup.core.file_locks import find_holder
-from splitup.core.whole_files import follow_no_link
+from splitup.core.files import find_holder, follow_no_link
 from splitup.devnet.processes import read_tail
 from splitup.devnet.state import (
     DevnetState,

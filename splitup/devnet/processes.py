@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from splitup.core.errors import ConfigurationError, Unavailable
+from splitup.core.files import follow_no_link
 from splitup.core.source_tree import compose_package_install
-from splitup.core.whole_files import follow_no_link
 
 _PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from splitup.core import limits
 from splitup.core.errors import ConfigurationError, StorageUnavailable
-from splitup.core.whole_files import write_whole
+from splitup.core.files import write_whole
 from splitup.crypto.keystore import read_secret_file, write_secret_file
 from splitup.devnet.ports import find_free_ports
 from splitup.devnet.processes import DevnetProcess, spawn

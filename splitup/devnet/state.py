@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from splitup.core import limits
 from splitup.core.errors import ConfigurationError
-from splitup.core.file_locks import find_holder, take_lock
-from splitup.core.whole_files import write_whole
+from splitup.core.files import find_holder, take_lock, write_whole
 from splitup.devnet.ports import find_free_ports, hold_port, is_port_free
 from splitup.storage.private_files import explain_write
 

@@ -9,8 +9,8 @@ from pydantic import Field, ValidationError
 
 from splitup.core import limits
 from splitup.core.errors import ConfigurationError
+from splitup.core.files import write_whole
 from splitup.core.records import find_error
-from splitup.core.whole_files import write_whole
 from splitup.messages.base import AddressField, Bytes32Field, EndpointField, Message
 
 RpcUrlField = Annotated[str, Field(pattern=r"^https?://\S+$", max_length=2048)]

@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 from splitup.core import limits, tuning
 from splitup.core.codec import decode_canonical, encode_canonical
 from splitup.core.errors import ConfigurationError, InvalidInput, Unavailable
-from splitup.core.file_locks import find_holder, take_lock
+from splitup.core.files import find_holder, take_lock
 
 _FORMAT: Final = 1  # PRAGMA user_version
 _APPLICATION: Final = 0x53504A31  # PRAGMA application_id: "SPJ1"

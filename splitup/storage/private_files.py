@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from splitup.core.errors import ConfigurationError
-from splitup.core.whole_files import write_whole
+from splitup.core.files import write_whole
 from splitup.crypto.keys import Identity
 from splitup.crypto.keystore import create_identity, create_passphrase
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from splitup.cli.verbs import app as user_app
 from splitup.core.errors import ConfigurationError, Unavailable
-from splitup.core.file_locks import find_holder
+from splitup.core.files import find_holder
 from splitup.devnet import network
 from splitup.devnet.commands import up_detached
 from splitup.devnet.network import Devnet, DevnetOptions

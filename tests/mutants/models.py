@@ -65,7 +65,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "links of a lock",
-        "splitup/core/file_locks.py",
+        "splitup/core/files.py",
         "os.O_CLOEXEC | os.O_NOFOLLOW",
         "os.O_CLOEXEC",
         "tests/storage/test_private_files.py::"
@@ -73,7 +73,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "links under a file's name",
-        "splitup/core/whole_files.py",
+        "splitup/core/files.py",
         "made.replace(path)",
         "path.write_text(text)",
         "tests/storage/test_private_files.py::"

@@ -12,8 +12,7 @@ from splitup_gateway.api_keys import ApiKeys
 from splitup_gateway.explorer.event_index import EventIndex
 
 from splitup.core.errors import ConfigurationError
-from splitup.core.file_locks import take_lock
-from splitup.core.whole_files import follow_no_link
+from splitup.core.files import follow_no_link, take_lock
 from splitup.devnet.state import write_json
 from splitup.storage import private_files
 from splitup.storage.private_files import create_party, write_private

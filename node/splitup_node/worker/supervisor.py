@@ -28,7 +28,7 @@ from splitup.backend.compiler.kernel_cache import KernelCache
 from splitup.core import tuning
 from splitup.core.codec import parse_json
 from splitup.core.errors import InvalidModel, SplitUpError, Unavailable
-from splitup.core.whole_files import follow_no_link
+from splitup.core.files import follow_no_link
 from splitup.sandbox.child import make_command, make_environment
 from splitup.sandbox.warm_child import WarmChild
 from splitup_node.worker.ipc import (

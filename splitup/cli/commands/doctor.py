@@ -23,7 +23,7 @@ from splitup.cli.options import DirFlag
 from splitup.config import DEFAULT_HOME, find_network_file
 from splitup.core.codec import parse_json
 from splitup.core.errors import SplitUpError
-from splitup.core.file_locks import find_holder
+from splitup.core.files import find_holder
 
 if TYPE_CHECKING:
     from splitup.config import NetworkConfig
