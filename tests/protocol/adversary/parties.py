@@ -372,12 +372,13 @@ class Parties:
         if end.steps and find_input_faults(self.world.manifest, claims, [end]):
             return None
         run.told.setdefault(node, signed)
-        takeovers = tuple(t for t in run.takeovers if node in run.plan.tasks[t.takeover.task])
+        candidate_for = {task for task, nodes in enumerate(run.plan.tasks) if node in nodes}
+        latest = {t.takeover.task: t for t in run.takeovers if t.takeover.task in candidate_for}
         completion = Completion(
             execution_id=run.id,
             node=node,
             tasks=tuple(claims.values()),
-            takeovers=takeovers,
+            takeovers=tuple(latest.values()),
             salt="0x" + digest("salt", run.id, node, end.steps),
             end=signed,
         )
